@@ -1,0 +1,153 @@
+//! What a backend must do, said once for all of them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::claim::{
+    Attempt, Claim, Holder, Lease, Mode, Notice, Owner, Release, Released, Renewed,
+};
+use crate::error::Result;
+use crate::key::Key;
+
+pub mod memory;
+
+/// A call to a backend that is under way.
+pub type Call<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What a backend can do. What it cannot is answered with `Unsupported`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Short name, as in the URL.
+    pub name: &'static str,
+    /// Claims in [`Mode::Shared`].
+    pub shared: bool,
+    /// Claims in [`Mode::Permits`].
+    pub permits: bool,
+    /// Grants carry rising tokens.
+    pub tokens: bool,
+    /// Queued claims are served first come, first served, over all processes.
+    pub fifo: bool,
+    /// [`Release::After`].
+    pub release_after: bool,
+    /// [`Backend::list`] and [`Backend::break_lock`].
+    pub operators: bool,
+    /// The data outlives this process, so calls go through a network.
+    pub remote: bool,
+}
+
+impl Capabilities {
+    /// A backend that can do everything, reached through a network.
+    pub const fn all(name: &'static str) -> Self {
+        Capabilities {
+            name,
+            shared: true,
+            permits: true,
+            tokens: true,
+            fifo: true,
+            release_after: true,
+            operators: true,
+            remote: true,
+        }
+    }
+}
+
+/// Where a backend delivers its notices.
+pub trait Listener: Send + Sync {
+    /// Something happened to the claim of this owner on this key. Must not block.
+    fn notice(&self, key: &Key, owner: Owner, notice: Notice);
+}
+
+/// A store of locks. One value serves one client.
+///
+/// A call may fail with `Unavailable` (nothing was applied), `Unknown` (it may
+/// have been, or may yet be, applied) or a kind that a retry does not mend. The
+/// client puts a time-out around each call and turns it into `Unknown`. For one
+/// owner there is never more than one acquire or release under way, and a
+/// release is not sent while an acquire is unanswered.
+pub trait Backend: Send + Sync + 'static {
+    /// What this backend can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Called once, before any other call: the number of the client (as in
+    /// [`Holder::client`]) and where its notices go.
+    fn open(&self, client: u64, listener: Weak<dyn Listener>);
+
+    /// Takes the lock if it is free, else joins the queue if the claim says so.
+    ///
+    /// The same owner asking again gets the same grant with a fresh ttl, or has
+    /// its place in the queue prolonged by the claim's patience.
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Attempt>>;
+
+    /// Prolongs leases by their ttl, in one round trip; one answer each, in order.
+    fn renew<'a>(&'a self, leases: &'a [Lease]) -> Call<'a, Vec<Result<Renewed>>>;
+
+    /// Gives back what this owner has: a lease, or a place in the queue.
+    fn release<'a>(&'a self, lease: &'a Lease, how: Release) -> Call<'a, Result<Released>>;
+
+    /// Who holds this key and who waits for it, as a lock or as a semaphore.
+    fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>>;
+
+    /// Some of the keys in use that start with `prefix`, from `cursor` on.
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>>;
+
+    /// Takes the lock from whoever holds it and tells them. Answers how many
+    /// holders there were.
+    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>>;
+
+    /// Whether the backend answers.
+    fn ping(&self) -> Call<'_, Result<()>>;
+}
+
+/// A place in a listing; start with the default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cursor(pub String);
+
+/// A part of a listing.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// Keys in use. A key may come twice; one that was there all along comes once at least.
+    pub keys: Vec<Key>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<Cursor>,
+}
+
+/// What a backend knows of a key.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct KeyState {
+    /// Who holds it, locks first, then permits.
+    pub holders: Vec<HolderState>,
+    /// Who waits, in order, locks first, then permits.
+    pub waiters: Vec<WaiterState>,
+    /// Who broke it last, if that is still known.
+    pub broken_by: Option<String>,
+}
+
+/// One holder of a key.
+#[derive(Clone, Debug)]
+pub struct HolderState {
+    /// Who.
+    pub holder: Arc<Holder>,
+    /// How.
+    pub mode: Mode,
+    /// The first token of its grant; `None` for permits.
+    pub token: Option<u64>,
+    /// For how long already.
+    pub held_for: Duration,
+    /// For how long yet, unless renewed.
+    pub expires_in: Duration,
+}
+
+/// One waiter for a key.
+#[derive(Clone, Debug)]
+pub struct WaiterState {
+    /// Who.
+    pub holder: Arc<Holder>,
+    /// What for.
+    pub mode: Mode,
+    /// For how long already.
+    pub waiting_for: Duration,
+}

@@ -1,0 +1,98 @@
+//! Time as the machines see it: a [`Moment`] is handed in, never read.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+/// A point on a process's own clock, in nanoseconds since an arbitrary start.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// Later than every moment that a clock shows.
+    pub const NEVER: Moment = Moment(u64::MAX);
+
+    /// The moment `nanos` after the start of the clock.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Moment(nanos)
+    }
+
+    /// Nanoseconds since the start of the clock.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Whole microseconds since the start of the clock.
+    pub const fn as_micros(self) -> u64 {
+        self.0 / 1_000
+    }
+
+    /// How long ago `earlier` was; zero if it is still to come.
+    pub fn since(self, earlier: Moment) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Add<Duration> for Moment {
+    type Output = Moment;
+    fn add(self, duration: Duration) -> Moment {
+        Moment(self.0.saturating_add(nanos(duration)))
+    }
+}
+
+impl Sub<Duration> for Moment {
+    type Output = Moment;
+    fn sub(self, duration: Duration) -> Moment {
+        Moment(self.0.saturating_sub(nanos(duration)))
+    }
+}
+
+impl fmt::Debug for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Moment::NEVER => f.write_str("never"),
+            Moment(nanos) => write!(f, "{:?}", Duration::from_nanos(nanos)),
+        }
+    }
+}
+
+/// Where a client reads the time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Clock {
+    /// Counts the time that the machine was suspended, so that a laptop that
+    /// slept past a deadline wakes up to a lost lock.
+    Boot,
+    /// Tokio's clock, which a test can pause.
+    Tokio(tokio::time::Instant),
+}
+
+impl Clock {
+    pub(crate) fn boot() -> Self {
+        Clock::Boot
+    }
+
+    pub(crate) fn tokio() -> Self {
+        // The whole process shares one start, so that moments of several
+        // clients of one store can be compared.
+        static START: std::sync::OnceLock<tokio::time::Instant> = std::sync::OnceLock::new();
+        Clock::Tokio(*START.get_or_init(tokio::time::Instant::now))
+    }
+
+    pub(crate) fn now(self) -> Moment {
+        match self {
+            Clock::Boot => {
+                let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+                let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+                let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
+                Moment(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+            }
+            Clock::Tokio(start) => {
+                Moment(nanos(tokio::time::Instant::now().saturating_duration_since(start)))
+            }
+        }
+    }
+}

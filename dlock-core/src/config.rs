@@ -1,0 +1,453 @@
+//! Configuration: from code, a file, the environment or a URL. Each option has
+//! one name and one meaning, wherever it is written.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use url::Url;
+
+use crate::backend::Backend;
+use crate::backend::memory::Memory;
+use crate::engine::Limits;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::gate::HandoverLimits;
+
+/// The longest ttl and the longest `release_after`.
+pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The URL schemes that are built in.
+const SCHEMES: &[&str] = &["memory"];
+
+/// The options of a [`Config`]; the same names in a file, in a URL's query and,
+/// in capitals after the prefix, in the environment.
+const OPTIONS: &[&str] = &[
+    "url",
+    "namespace",
+    "ttl",
+    "wait",
+    "call_timeout",
+    "max_handovers",
+    "max_tenure",
+    "max_waiters",
+    "client_name",
+    "password_file",
+];
+
+/// How a client behaves.
+///
+/// ```
+/// let config: dlock_core::Config =
+///     serde_json::from_str(r#"{ "url": "memory://", "ttl": "10s", "wait": "unlimited" }"#).unwrap();
+/// assert_eq!(config.ttl.as_secs(), 10);
+/// assert_eq!(config.wait, None);
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Config {
+    /// Where the locks are kept: `memory://`, `memory://name`. Default `memory://`.
+    pub url: String,
+    /// Keeps the keys of one application apart from others'. Default `default`.
+    pub namespace: String,
+    /// How long a lock outlives its process. Default 30 s.
+    pub ttl: Duration,
+    /// How long `lock()` waits; `None` (written `unlimited`): for ever. Default 10 s.
+    pub wait: Option<Duration>,
+    /// How long one call to the backend may take. Default 2 s.
+    pub call_timeout: Duration,
+    /// How often a lock is passed on inside the process before others get a chance. Default 64.
+    pub max_handovers: u32,
+    /// How long a lock is passed on inside the process before others get a chance. Default 5 ms.
+    pub max_tenure: Duration,
+    /// How many tasks of this process may wait for one key. Default 10,000.
+    pub max_waiters: usize,
+    /// What operators see. Default: `POD_NAME` or the host's name, and the process id.
+    pub client_name: Option<String>,
+    /// A file with the password, for backends that want one.
+    pub password_file: Option<PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            url: "memory://".into(),
+            namespace: "default".into(),
+            ttl: Duration::from_secs(30),
+            wait: Some(Duration::from_secs(10)),
+            call_timeout: Duration::from_secs(2),
+            max_handovers: 64,
+            max_tenure: Duration::from_millis(5),
+            max_waiters: 10_000,
+            client_name: None,
+            password_file: None,
+        }
+    }
+}
+
+impl Config {
+    /// The defaults, changed by what the URL's query says: `memory://?ttl=10s`.
+    ///
+    /// # Errors
+    /// `Config` if the URL cannot be read or names an unknown scheme or option.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let mut config = Config::default();
+        config.set("url", url)?;
+        Ok(config)
+    }
+
+    /// The defaults, changed by environment variables: with the prefix `DLOCK_`,
+    /// `DLOCK_URL`, `DLOCK_TTL` and so on.
+    ///
+    /// # Errors
+    /// `Config` if a variable with the prefix is no option or has a bad value.
+    /// `DLOCK_KEY`, `DLOCK_TOKEN`, `DLOCK_REQUIRE_SERVERS`, `DLOCK_TEST_*` and what
+    /// Kubernetes sets for a service of that name are left alone.
+    pub fn from_env(prefix: &str) -> Result<Self> {
+        Self::from_vars(prefix, std::env::vars())
+    }
+
+    fn from_vars(prefix: &str, vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
+        let mut config = Config::default();
+        let mut found: Vec<(String, String)> = vars
+            .filter_map(|(name, value)| {
+                let name = name.strip_prefix(prefix)?;
+                (!is_not_ours(name)).then(|| (name.to_ascii_lowercase(), value))
+            })
+            .collect();
+        found.sort_by_key(|(name, _)| name != "url"); // the URL's query first: the rest overrides it
+        for (name, value) in found {
+            config.set(&name, &value).map_err(|error| fault(format!("{prefix}*: {error}")))?;
+        }
+        Ok(config)
+    }
+
+    /// Sets one option by name.
+    ///
+    /// # Errors
+    /// `Config` if there is no such option or it cannot have that value.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        match name {
+            "url" => return self.set_url(value),
+            "namespace" => self.namespace = value.to_owned(),
+            "ttl" => self.ttl = duration(name, value)?,
+            "wait" => {
+                self.wait = match value {
+                    "unlimited" => None,
+                    _ => Some(duration(name, value)?),
+                }
+            }
+            "call_timeout" => self.call_timeout = duration(name, value)?,
+            "max_handovers" => self.max_handovers = number(name, value)?,
+            "max_tenure" => self.max_tenure = duration(name, value)?,
+            "max_waiters" => self.max_waiters = number(name, value)?,
+            "client_name" => self.client_name = Some(value.to_owned()),
+            "password_file" => self.password_file = Some(value.into()),
+            unknown => {
+                return Err(fault(format!(
+                    "unknown option `{unknown}`; the options are {}",
+                    OPTIONS.join(", ")
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn set_url(&mut self, text: &str) -> Result<()> {
+        let mut url = parse_url(text)?;
+        let options: Vec<(String, String)> = url
+            .query_pairs()
+            .map(|(name, value)| (name.into_owned(), value.into_owned()))
+            .collect();
+        for (name, value) in &options {
+            if name == "url" {
+                return Err(fault("a URL cannot hold the option `url`".into()));
+            }
+            self.set(name, value)?;
+        }
+        url.set_query(None);
+        self.url = url.into();
+        Ok(())
+    }
+
+    /// Whether every value is within its bounds.
+    pub(crate) fn check(&self) -> Result<()> {
+        let bounded = |name: &str, value: Duration, max: Duration| {
+            if value.is_zero() || value > max {
+                return Err(fault(format!(
+                    "`{name}` is {}, but must be above zero and at most {}",
+                    humantime::format_duration(value),
+                    humantime::format_duration(max),
+                )));
+            }
+            Ok(())
+        };
+        bounded("ttl", self.ttl, MAX_TTL)?;
+        bounded("call_timeout", self.call_timeout, Duration::from_secs(60))?;
+        if self.max_waiters == 0 {
+            return Err(fault(
+                "`max_waiters` is 0, so nobody could wait; 10000 is the default".into(),
+            ));
+        }
+        let name = &self.namespace;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+            return Err(fault(
+                "`namespace` must be 1 to 64 letters, digits, `-`, `_` or `.`".into(),
+            ));
+        }
+        let client = self.client_name.as_deref().unwrap_or("ok");
+        if client.is_empty() || client.len() > 256 || client.chars().any(char::is_control) {
+            return Err(fault(
+                "`client_name` must be 1 to 256 bytes without control characters".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The backend that the URL names. The only list of backends there is.
+    pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
+        let url = parse_url(&self.url)?;
+        let password = self.password()?;
+        match url.scheme() {
+            "memory" => {
+                if password.is_some() || !url.username().is_empty() || url.password().is_some() {
+                    return Err(fault(
+                        "memory:// has no users or passwords; remove them and `password_file`"
+                            .into(),
+                    ));
+                }
+                if !matches!(url.path(), "" | "/") {
+                    return Err(fault("memory:// takes a name and no path: memory://name".into()));
+                }
+                let name = url.host_str().unwrap_or("");
+                Ok(Arc::new(Memory::shared(name, &self.namespace)))
+            }
+            unknown => Err(unknown_scheme(unknown)),
+        }
+    }
+
+    fn password(&self) -> Result<Option<String>> {
+        let Some(path) = &self.password_file else { return Ok(None) };
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            fault(format!("cannot read `password_file` {}: {error}", path.display()))
+        })?;
+        Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            handover: HandoverLimits { count: self.max_handovers, tenure: self.max_tenure },
+            waiters: self.max_waiters,
+        }
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("url", &redacted(&self.url))
+            .field("namespace", &self.namespace)
+            .field("ttl", &self.ttl)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The URL without user, password and query.
+fn redacted(url: &str) -> String {
+    match Url::parse(url) {
+        Ok(url) => format!("{}://{}", url.scheme(), url.host_str().unwrap_or("")),
+        Err(_) => "(not a URL)".into(),
+    }
+}
+
+fn fault(what: String) -> Error {
+    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
+}
+
+fn unknown_scheme(scheme: &str) -> Error {
+    fault(format!("unknown scheme `{scheme}://`; built in: {}://", SCHEMES.join("://, ")))
+}
+
+fn parse_url(text: &str) -> Result<Url> {
+    // The text may hold a password, so it is never repeated.
+    let url = Url::parse(text).map_err(|error| {
+        fault(format!("the URL cannot be read ({error}); write for example memory://"))
+    })?;
+    if !SCHEMES.contains(&url.scheme()) {
+        return Err(unknown_scheme(url.scheme()));
+    }
+    Ok(url)
+}
+
+fn duration(name: &str, value: &str) -> Result<Duration> {
+    humantime::parse_duration(value)
+        .or_else(|error| if value == "0" { Ok(Duration::ZERO) } else { Err(error) })
+        .map_err(|error| {
+            fault(format!("`{name}`: {error}; write a duration such as 150ms, 30s, 5m or 1h"))
+        })
+}
+
+fn number<T: std::str::FromStr<Err: fmt::Display>>(name: &str, value: &str) -> Result<T> {
+    value.parse().map_err(|error| fault(format!("`{name}` is no such number: {error}")))
+}
+
+/// Variables that start like ours and are not.
+fn is_not_ours(name: &str) -> bool {
+    matches!(name, "KEY" | "TOKEN" | "REQUIRE_SERVERS")
+        || name.starts_with("TEST_")
+        || name.starts_with("SERVICE_")
+        || name == "PORT"
+        || name.starts_with("PORT_")
+}
+
+impl<'de> Deserialize<'de> for Config {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Options;
+
+        impl<'de> Visitor<'de> for Options {
+            type Value = Config;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a map of the options {}", OPTIONS.join(", "))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Config, A::Error> {
+                let mut options = Vec::new();
+                while let Some((name, value)) = map.next_entry::<String, Scalar>()? {
+                    options.push((name, value.0));
+                }
+                options.sort_by_key(|(name, _)| name != "url"); // as for the environment
+                let mut config = Config::default();
+                for (name, value) in options {
+                    config.set(&name, &value).map_err(de::Error::custom)?;
+                }
+                Ok(config)
+            }
+        }
+
+        deserializer.deserialize_map(Options)
+    }
+}
+
+/// A text, or a number as its text.
+struct Scalar(String);
+
+impl<'de> Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = Scalar;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a whole number")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Scalar, E> {
+                Ok(Scalar(text.to_owned()))
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Scalar, E> {
+                Ok(Scalar(number.to_string()))
+            }
+        }
+
+        deserializer.deserialize_any(Text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(vars: &[(&str, &str)]) -> Result<Config> {
+        let vars = vars.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Config::from_vars("DLOCK_", vars)
+    }
+
+    #[test]
+    fn every_source_says_the_same() {
+        let file: Config = toml::from_str(
+            "url = 'memory://shop'\nttl = '5s'\nmax_waiters = 7\nwait = 'unlimited'",
+        )
+        .unwrap();
+        let url = Config::from_url("memory://shop?ttl=5s&max_waiters=7&wait=unlimited").unwrap();
+        let vars = env(&[
+            ("DLOCK_URL", "memory://shop"),
+            ("DLOCK_TTL", "5s"),
+            ("DLOCK_MAX_WAITERS", "7"),
+            ("DLOCK_WAIT", "unlimited"),
+            ("DLOCK_TOKEN", "41"),
+            ("DLOCK_SERVICE_HOST", "10.0.0.1"),
+            ("OTHER", "x"),
+        ])
+        .unwrap();
+        assert_eq!(file, url);
+        assert_eq!(url, vars);
+    }
+
+    #[test]
+    fn variables_override_the_query_of_the_url() {
+        let config = env(&[("DLOCK_TTL", "7s"), ("DLOCK_URL", "memory://?ttl=5s")]).unwrap();
+        assert_eq!(config.ttl, Duration::from_secs(7));
+    }
+
+    #[test]
+    fn faults_name_what_is_valid() {
+        let says = |result: Result<Config>, words: &str| {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.to_string().contains(words), "{error}");
+        };
+        says(Config::from_url("carrier-pigeon://x"), "memory://");
+        says(Config::from_url("memory://?color=red"), "namespace, ttl, wait");
+        says(Config::from_url("no url at all"), "write for example memory://");
+        says(Config::from_url("memory://?ttl=soon"), "such as 150ms, 30s");
+        says(env(&[("DLOCK_NAMESPCE", "x")]), "unknown option `namespce`");
+        says(Config::from_url("memory://?max_waiters=-1"), "max_waiters");
+    }
+
+    #[test]
+    fn bounds_are_checked() {
+        let check = |url: &str| Config::from_url(url).and_then(|config| config.check());
+        for url in [
+            "memory://?ttl=0s",
+            "memory://?ttl=25h",
+            "memory://?call_timeout=0s",
+            "memory://?max_waiters=0",
+            "memory://?namespace=a%20b",
+            "memory://?namespace=",
+            "memory://?client_name=",
+        ] {
+            assert_eq!(check(url).unwrap_err().kind(), ErrorKind::Config, "{url}");
+        }
+        check("memory://?ttl=24h").unwrap();
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let config = Config { url: "redis://u:hunter2@h/0?x=hunter2".into(), ..Config::default() };
+        assert!(!format!("{config:?}").contains("hunter2"));
+        let error = Config::from_url("rediz://u:hunter2@h").unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("hunter2"));
+        let error = Config::from_url("://u:hunter2@h").unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn the_password_file_is_read() {
+        let path = std::env::temp_dir().join(format!("dlock-password-{}", std::process::id()));
+        std::fs::write(&path, "hunter2\n").unwrap();
+        let mut config = Config { password_file: Some(path.clone()), ..Config::default() };
+        assert_eq!(config.password().unwrap().as_deref(), Some("hunter2"));
+        let error = config.backend().map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("no users or passwords"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        config.password_file = Some(path);
+        assert!(config.backend().map(|_| ()).unwrap_err().to_string().contains("cannot read"));
+    }
+}

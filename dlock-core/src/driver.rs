@@ -1,0 +1,452 @@
+//! Where the machines meet clocks, threads and the backend.
+//!
+//! The keys of a client are spread over shards; a task locks one for as long as
+//! a pure machine takes a step. What the step calls for is done after the shard
+//! is unlocked:
+//! - on a remote backend calls go to the driver's own thread and runtime, which
+//!   puts a time-out around each and brings the answers back;
+//! - on the embedded backend a call is answered at once, so it is made right
+//!   here, without a thread.
+//!
+//! What is due later is done by one timer for the whole client: part of the
+//! driver's thread or, embedded, a task in the runtime that is at hand, so that a
+//! test can pause the time. Should that runtime end first, a thread takes over.
+
+use std::future::Future;
+use std::hash::BuildHasher;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use hashbrown::DefaultHashBuilder;
+use parking_lot::Mutex;
+use rand::RngExt as _;
+use smallvec::SmallVec;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::backend::{Backend, Call, Listener};
+use crate::claim::{Notice, Owner};
+use crate::clock::{Clock, Moment};
+use crate::engine::{Action, Actions, Answer, CallId, Engine, Limits, Request, Ticket};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::key::Key;
+use crate::observe::{Event, Observer};
+use crate::plant::Planted;
+
+pub(crate) type Wakers = SmallVec<[Waker; 1]>;
+pub(crate) type Machine = Engine<Wakers>;
+
+/// How long owed releases are tried when the last client is gone.
+const FLUSH: Duration = Duration::from_millis(100);
+
+pub(crate) struct Core {
+    ear: Arc<Ear>,
+    shards: Box<[Mutex<Machine>]>,
+    hasher: DefaultHashBuilder,
+    backend: Arc<dyn Backend>,
+    clock: Clock,
+    call_timeout: Duration,
+    /// `None`: calls are made in place.
+    calls: Option<UnboundedSender<Order>>,
+    timer: Timer,
+    pub(crate) observer: Observer,
+    pub(crate) guards: AtomicUsize,
+    pub(crate) guard_gone: Notify,
+}
+
+struct Order {
+    shard: usize,
+    call: CallId,
+    request: Request,
+}
+
+#[derive(Default)]
+struct Timer {
+    /// When it rings, in nanoseconds; `NEVER` while it does not run.
+    rings: AtomicU64,
+    changed: Notify,
+    running: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl Core {
+    pub(crate) fn start(
+        backend: Arc<dyn Backend>,
+        client: u64,
+        limits: Limits,
+        call_timeout: Duration,
+        observer: Observer,
+    ) -> Result<Arc<Self>> {
+        let remote = backend.capabilities().remote;
+        let shards = std::thread::available_parallelism().map_or(4, usize::from) * 4;
+        let mut random = rand::rng();
+        let shards = (0..shards.next_power_of_two().min(64))
+            .map(|_| Mutex::new(Engine::new(limits, random.random(), Planted::default())))
+            .collect();
+        let (calls, orders) = if remote {
+            let (calls, orders) = unbounded_channel();
+            (Some(calls), Some(orders))
+        } else {
+            (None, None)
+        };
+        let core = Arc::new_cyclic(|core| Core {
+            ear: Arc::new(Ear(core.clone())),
+            shards,
+            hasher: DefaultHashBuilder::default(),
+            backend,
+            clock: if remote { Clock::boot() } else { Clock::tokio() },
+            call_timeout,
+            calls,
+            timer: Timer { rings: AtomicU64::new(u64::MAX), ..Timer::default() },
+            observer,
+            guards: AtomicUsize::new(0),
+            guard_gone: Notify::new(),
+        });
+        let ear: Arc<dyn Listener> = core.ear.clone();
+        core.backend.open(client, Arc::downgrade(&ear));
+        if let Some(orders) = orders {
+            core.timer.running.store(true, Ordering::Release);
+            on_own_thread(drive(core.clone(), orders))?;
+        }
+        Ok(core)
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    pub(crate) fn shard_of(&self, key: &Key) -> usize {
+        // The high bits: the maps inside a shard use the low ones.
+        (self.hasher.hash_one(key) >> 32) as usize & (self.shards.len() - 1)
+    }
+
+    /// Looks at a shard without anything to be done afterwards.
+    pub(crate) fn look<T>(&self, shard: usize, look: impl FnOnce(&mut Machine, Moment) -> T) -> T {
+        let mut machine = self.shards[shard].lock();
+        look(&mut machine, self.clock.now())
+    }
+
+    /// Lets a shard take a step and does what it calls for.
+    pub(crate) fn step<T>(
+        self: &Arc<Self>,
+        shard: usize,
+        step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> T,
+    ) -> T {
+        let mut actions = Actions::new();
+        let mut wakers = Wakers::new();
+        let (result, due) = {
+            let mut machine = self.shards[shard].lock();
+            let result = step(&mut machine, self.clock.now(), &mut actions);
+            for action in &actions {
+                if let Action::Wake(ticket) = action
+                    && let Some(waiting) = machine.payload_mut(*ticket)
+                {
+                    wakers.extend(waiting.drain(..));
+                }
+            }
+            (result, machine.next_due())
+        };
+        self.ring_at(due);
+        wakers.into_iter().for_each(Waker::wake);
+        for action in actions {
+            match action {
+                Action::Wake(_) => {}
+                Action::Call(call, request) => self.call(shard, call, request),
+                Action::Renewed(key) => self.observer.tell(&Event::Renewed { key: &key }),
+                Action::Uncertain(key, error) => {
+                    self.observer.tell(&Event::Uncertain { key: &key, error: &error });
+                }
+                Action::Lost(key, reason) => {
+                    self.observer.tell(&Event::Lost { key: &key, reason: &reason });
+                }
+            }
+        }
+        result
+    }
+
+    pub(crate) fn step_all(
+        self: &Arc<Self>,
+        mut step: impl FnMut(&mut Machine, Moment, &mut Actions),
+    ) {
+        for shard in 0..self.shards.len() {
+            self.step(shard, &mut step);
+        }
+    }
+
+    pub(crate) fn look_all<T>(&self, mut look: impl FnMut(&mut Machine, Moment) -> T) -> Vec<T> {
+        (0..self.shards.len()).map(|shard| self.look(shard, &mut look)).collect()
+    }
+
+    fn call(self: &Arc<Self>, shard: usize, call: CallId, request: Request) {
+        match &self.calls {
+            Some(calls) => {
+                if let Err(unsent) = calls.send(Order { shard, call, request }) {
+                    let gone = Error::new(ErrorKind::Unavailable, Operation::Acquire)
+                        .saying("the driver has ended");
+                    let answer = failed(&unsent.0.request, gone);
+                    self.answered(shard, call, answer);
+                }
+            }
+            None => {
+                let answer = in_place(make(&*self.backend, &request))
+                    .unwrap_or_else(|| failed(&request, no_answer(&request)));
+                self.answered(shard, call, answer);
+            }
+        }
+    }
+
+    fn answered(self: &Arc<Self>, shard: usize, call: CallId, answer: Answer) {
+        self.step(shard, |machine, now, actions| machine.reply(now, call, answer, actions));
+    }
+
+    /// A call to the backend outside the machines, with its time-out.
+    pub(crate) async fn ask<T>(
+        &self,
+        operation: Operation,
+        call: Call<'_, Result<T>>,
+    ) -> Result<T> {
+        if self.calls.is_none() {
+            return call.await; // embedded: answered at once
+        }
+        tokio::time::timeout(self.call_timeout, call).await.unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Unavailable, operation)
+                .saying(format!("no answer within {:?}", self.call_timeout)))
+        })
+    }
+
+    /// Nobody uses the client any more.
+    pub(crate) fn close(&self) {
+        self.timer.closed.store(true, Ordering::Release);
+        self.timer.changed.notify_one();
+    }
+
+    fn ring_at(self: &Arc<Self>, due: Moment) {
+        let due = due.as_nanos();
+        if due >= self.timer.rings.load(Ordering::Acquire) {
+            return;
+        }
+        self.timer.rings.fetch_min(due, Ordering::AcqRel);
+        if self.timer.running.swap(true, Ordering::AcqRel) {
+            self.timer.changed.notify_one();
+            return;
+        }
+        let task = keep_time(Running(self.clone()));
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => {
+                runtime.spawn(task);
+            }
+            Err(_) => {
+                // Without a thread leases end by their deadline, as the guards say.
+                let _ = on_own_thread(task);
+            }
+        }
+    }
+
+    /// Does what is due in every shard and tells when something is next.
+    fn tick(self: &Arc<Self>) -> Moment {
+        let mut next = Moment::NEVER;
+        for shard in 0..self.shards.len() {
+            let due = self.look(shard, |machine, now| (machine.next_due(), now));
+            if due.0 <= due.1 {
+                self.step(shard, |machine, now, actions| machine.tick(now, actions));
+            }
+            next = next.min(self.look(shard, |machine, _| machine.next_due()));
+        }
+        next
+    }
+
+    /// Ticks until something is next at a moment to come, and returns how long
+    /// until then; `None` if nothing is.
+    fn tick_and_set(self: &Arc<Self>) -> Option<Duration> {
+        // Whoever sets something earlier from here on says so.
+        self.timer.rings.store(u64::MAX, Ordering::Release);
+        let next = self.tick();
+        self.timer.rings.fetch_min(next.as_nanos(), Ordering::AcqRel);
+        (next < Moment::NEVER).then(|| next.since(self.clock.now()))
+    }
+
+    fn is_closed(&self) -> bool {
+        self.timer.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn owes_nothing(&self) -> bool {
+        self.look_all(|machine, _| machine.owes_nothing()).into_iter().all(|nothing| nothing)
+    }
+}
+
+/// Hears the backend's notices for as long as the client lives.
+struct Ear(Weak<Core>);
+
+impl Listener for Ear {
+    fn notice(&self, key: &Key, owner: Owner, notice: Notice) {
+        if let Some(core) = self.0.upgrade() {
+            let shard = core.shard_of(key);
+            core.step(shard, |machine, now, actions| machine.notice(now, owner, notice, actions));
+        }
+    }
+}
+
+/// The timer's hold on the client; says when the timer has gone.
+struct Running(Arc<Core>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let core = &self.0;
+        core.timer.running.store(false, Ordering::Release);
+        core.timer.rings.store(u64::MAX, Ordering::Release);
+        if !core.is_closed() {
+            // The runtime ended before the client: go on without it.
+            let due = core.look_all(|machine, _| machine.next_due());
+            if due.into_iter().any(|due| due < Moment::NEVER)
+                && !core.timer.running.swap(true, Ordering::AcqRel)
+            {
+                let _ = on_own_thread(keep_time(Running(core.clone())));
+            }
+        }
+    }
+}
+
+async fn keep_time(running: Running) {
+    let core = &running.0;
+    while !core.is_closed() {
+        let pause = core.tick_and_set();
+        wait_for(core, pause).await;
+    }
+}
+
+async fn wait_for(core: &Core, pause: Option<Duration>) {
+    match pause {
+        Some(pause) => {
+            let _ = tokio::time::timeout(pause, core.timer.changed.notified()).await;
+        }
+        None => core.timer.changed.notified().await,
+    }
+}
+
+/// The driver of a remote backend.
+async fn drive(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
+    let mut batch = Vec::new();
+    let mut flush_until = None;
+    loop {
+        let mut pause = core.tick_and_set();
+        if core.is_closed() {
+            let until = *flush_until.get_or_insert(core.now() + FLUSH);
+            let left = until.since(core.now());
+            if left.is_zero() || core.owes_nothing() {
+                return;
+            }
+            pause = Some(pause.unwrap_or(left).min(left));
+        }
+        tokio::select! {
+            biased;
+            count = orders.recv_many(&mut batch, 1024) => {
+                if count == 0 { return; }
+                dispatch(&core, &mut batch);
+            }
+            () = wait_for(&core, pause) => {}
+        }
+    }
+}
+
+/// Makes the calls of a batch: one for all renewals, one each for the rest.
+fn dispatch(core: &Arc<Core>, batch: &mut Vec<Order>) {
+    let mut renewals = Vec::new();
+    let mut leases = Vec::new();
+    for Order { shard, call, request } in batch.drain(..) {
+        if let Request::Renew(lease) = request {
+            renewals.push((shard, call));
+            leases.push(lease);
+            continue;
+        }
+        let core = core.clone();
+        tokio::spawn(async move {
+            let made =
+                tokio::time::timeout(core.call_timeout, make(&*core.backend, &request)).await;
+            let answer = made.unwrap_or_else(|_| failed(&request, no_answer(&request)));
+            core.answered(shard, call, answer);
+        });
+    }
+    if leases.is_empty() {
+        return;
+    }
+    let core = core.clone();
+    tokio::spawn(async move {
+        let made = tokio::time::timeout(core.call_timeout, core.backend.renew(&leases)).await;
+        let mut answers = made.unwrap_or_default().into_iter();
+        for (shard, call) in renewals {
+            let silence = || Err(Error::new(ErrorKind::Unknown, Operation::Renew));
+            let answer = answers.next().unwrap_or_else(silence);
+            core.answered(shard, call, Answer::Renew(answer));
+        }
+    });
+}
+
+async fn make(backend: &dyn Backend, request: &Request) -> Answer {
+    match request {
+        Request::Acquire(claim) => Answer::Acquire(backend.acquire(claim).await),
+        Request::Release(lease, how) => Answer::Release(backend.release(lease, *how).await),
+        Request::Renew(lease) => {
+            let answer = backend.renew(std::slice::from_ref(lease)).await.into_iter().next();
+            Answer::Renew(answer.unwrap_or_else(|| Err(no_answer(request))))
+        }
+    }
+}
+
+fn failed(request: &Request, error: Error) -> Answer {
+    match request {
+        Request::Acquire(_) => Answer::Acquire(Err(error)),
+        Request::Renew(_) => Answer::Renew(Err(error)),
+        Request::Release(..) => Answer::Release(Err(error)),
+    }
+}
+
+fn no_answer(request: &Request) -> Error {
+    let operation = match request {
+        Request::Acquire(_) => Operation::Acquire,
+        Request::Renew(_) => Operation::Renew,
+        Request::Release(..) => Operation::Release,
+    };
+    Error::new(ErrorKind::Unknown, operation).saying("the backend did not answer in time")
+}
+
+/// The result of a future that does not wait for anything.
+fn in_place<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+fn on_own_thread(task: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+    let fault = |error: std::io::Error| {
+        Error::new(ErrorKind::Unavailable, Operation::Connect)
+            .saying("could not start the driver's thread")
+            .because(error)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_name("dlock")
+        .build()
+        .map_err(fault)?;
+    let task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(task);
+    std::thread::Builder::new()
+        .name("dlock".into())
+        .spawn(move || runtime.block_on(task))
+        .map_err(fault)?;
+    Ok(())
+}
+
+/// A ticket and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub(crate) shard: usize,
+    pub(crate) ticket: Ticket,
+}

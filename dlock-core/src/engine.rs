@@ -1,0 +1,856 @@
+//! Pure: gates and keeper put together. What happens goes in, what is to be done
+//! comes out as [`Action`]s; the driver or the simulation does it.
+//!
+//! A *ticket* is one task's interest in one key:
+//!
+//! ```text
+//!   Waiting --> Admitted --> Releasing --> Released
+//!      |            |
+//!   Refused        Lost
+//! ```
+//!
+//! `W` is what the caller wants to remember with a ticket: wakers, a task's number.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use slotmap::SlotMap;
+use smallvec::SmallVec;
+
+use crate::claim::{Holder, LossReason, Mode, Notice, Owner, Release, Released};
+use crate::clock::Moment;
+use crate::error::{Error, Result};
+use crate::gate::{Gate, HandoverLimits, Step, View, Waiting};
+pub use crate::keeper::{Answer, CallId, Request};
+use crate::keeper::{Keeper, Said, TenureId, Wish};
+use crate::key::Key;
+use crate::plant::Planted;
+use crate::timers::Timers;
+
+slotmap::new_key_type! {
+    /// One task's interest in one key.
+    pub struct Ticket;
+    /// A gate.
+    pub struct GateId;
+}
+
+/// Something to do.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Action {
+    /// Call the backend and bring the answer.
+    Call(CallId, Request),
+    /// Something changed for this ticket.
+    Wake(Ticket),
+    /// A lease was renewed.
+    Renewed(Key),
+    /// A renewal failed.
+    Uncertain(Key, Error),
+    /// A lease was lost.
+    Lost(Key, LossReason),
+}
+
+/// Things to do, in this order.
+pub type Actions = SmallVec<[Action; 2]>;
+
+/// Limits of one process.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How far a lease is passed on locally.
+    pub handover: HandoverLimits,
+    /// How many tasks may wait for one key.
+    pub waiters: usize,
+}
+
+/// What a task asks for.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// On what.
+    pub key: Key,
+    /// What for.
+    pub mode: Mode,
+    /// How long the lease lasts unless renewed.
+    pub ttl: Duration,
+    /// How long to wait.
+    pub wait: Wait,
+    /// Which way.
+    pub lane: Lane,
+    /// How long it may be held.
+    pub max_hold: Option<Duration>,
+    /// Who asks.
+    pub holder: Arc<Holder>,
+}
+
+/// How long to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Answer at once.
+    Try,
+    /// Until then.
+    Until(Moment),
+}
+
+/// Which way a claim goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// With the other tasks of this process.
+    Shared,
+    /// As a claim of its own: its place is decided at the backend.
+    Own,
+    /// Nested in what this ticket holds.
+    Inside(Ticket),
+}
+
+/// Why a ticket was not admitted.
+#[derive(Clone, Debug)]
+pub enum Refusal {
+    /// Held by somebody else.
+    Busy(Option<Arc<Holder>>),
+    /// Still held by somebody else, or still not to be reached, when the wait was over.
+    TimedOut {
+        /// By whom, if known.
+        holder: Option<Arc<Holder>>,
+        /// What kept the backend from answering, if it did.
+        trouble: Option<Error>,
+    },
+    /// The backend refused.
+    Failed(Error),
+    /// The lock it was nested in was lost.
+    Lost,
+    /// Too many wait already.
+    Overloaded,
+    /// The client is shutting down.
+    ShuttingDown,
+}
+
+/// What became of a ticket.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Not decided yet.
+    Waiting,
+    /// In.
+    Admitted {
+        /// The fencing token; zero for permits.
+        token: u64,
+        /// Whether it came from another task of this process.
+        handed_over: bool,
+        /// How long it took.
+        waited: Duration,
+    },
+    /// Out; the ticket is void.
+    Refused(Refusal),
+}
+
+/// How an admitted ticket stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Held until then at least, and renewed.
+    Held {
+        /// The deadline.
+        until: Moment,
+        /// Whether the last renewal was answered.
+        certain: bool,
+    },
+    /// No longer.
+    Lost(LossReason),
+}
+
+/// A ticket as `local_state` shows it.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// On what.
+    pub key: Key,
+    /// What for.
+    pub mode: Mode,
+    /// Since when it waits or holds.
+    pub since: Moment,
+    /// `None` while it waits.
+    pub standing: Option<(u64, Standing)>,
+    /// Who.
+    pub holder: Arc<Holder>,
+}
+
+struct Entry<W> {
+    gate: GateId,
+    mode: Mode,
+    since: Moment,
+    phase: Phase,
+    max_hold: Option<Duration>,
+    holder: Arc<Holder>,
+    /// The gate of the tasks nested in this one.
+    nested: Option<GateId>,
+    payload: W,
+}
+
+enum Phase {
+    Waiting,
+    Refused(Refusal),
+    Admitted {
+        tenure: TenureId,
+        token: u64,
+        handed_over: bool,
+        waited: Duration,
+        revoked: Option<LossReason>,
+    },
+    Lost {
+        token: u64,
+        reason: LossReason,
+    },
+    Releasing,
+    Released(Result<Released>),
+}
+
+/// A gate and what belongs to it.
+struct Room {
+    gate: Gate,
+    key: Key,
+    kind: Kind,
+    ttl: Duration,
+    /// Who was in the way when last heard of.
+    in_the_way: Option<Arc<Holder>>,
+    trouble: Option<Error>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Shared,
+    Own,
+    Inside { root: GateId, parent: Ticket },
+}
+
+/// The tasks of one process that want one key.
+#[derive(Default)]
+struct Place {
+    gate: Option<GateId>,
+    waiting: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Alarm {
+    WaitOver(GateId),
+    MaxHold(Ticket),
+}
+
+/// The machine of one process, or of a part of its keys.
+pub struct Engine<W> {
+    places: HashMap<Key, Place>,
+    rooms: SlotMap<GateId, Room>,
+    tickets: SlotMap<Ticket, Entry<W>>,
+    keeper: Keeper,
+    alarms: Timers<Alarm>,
+    limits: Limits,
+    closed: bool,
+    planted: Planted,
+}
+
+impl<W> Engine<W> {
+    /// An empty machine. The seed makes its owners, so it must be random.
+    pub fn new(limits: Limits, seed: [u8; 32], planted: Planted) -> Self {
+        Engine {
+            places: HashMap::new(),
+            rooms: SlotMap::with_key(),
+            tickets: SlotMap::with_key(),
+            keeper: Keeper::new(seed, planted),
+            alarms: Timers::new(),
+            limits,
+            closed: false,
+            planted,
+        }
+    }
+
+    /// A task wants a lock. What becomes of it is told by [`Engine::outcome`].
+    ///
+    /// # Errors
+    /// At once when nobody may queue any more.
+    pub fn enqueue(
+        &mut self,
+        now: Moment,
+        ask: Ask,
+        payload: W,
+        out: &mut Actions,
+    ) -> Result<Ticket, Refusal> {
+        if self.closed {
+            return Err(Refusal::ShuttingDown);
+        }
+        let place = self.places.entry_ref(&ask.key).or_default();
+        if place.waiting >= self.limits.waiters {
+            return Err(Refusal::Overloaded);
+        }
+        place.waiting += 1;
+        let shared = place.gate;
+        let gate = match (ask.lane, shared) {
+            (Lane::Shared, Some(gate)) => gate,
+            (Lane::Inside(parent), _) => match self.gate_inside(parent, &ask) {
+                Some(gate) => gate,
+                None => {
+                    self.no_longer_waits(&ask.key);
+                    return Err(Refusal::Lost);
+                }
+            },
+            (Lane::Shared, None) => {
+                let gate = self.open_room(Gate::new(), &ask, Kind::Shared);
+                self.places.entry_ref(&ask.key).or_default().gate = Some(gate);
+                gate
+            }
+            (Lane::Own, _) => self.open_room(Gate::new(), &ask, Kind::Own),
+        };
+        let ticket = self.tickets.insert(Entry {
+            gate,
+            mode: ask.mode,
+            since: now,
+            phase: Phase::Waiting,
+            max_hold: ask.max_hold,
+            holder: ask.holder,
+            nested: None,
+            payload,
+        });
+        let (attempt, deadline) = match ask.wait {
+            Wait::Try => (true, Moment::NEVER),
+            Wait::Until(deadline) => (false, deadline),
+        };
+        let room = &mut self.rooms[gate];
+        room.gate.enqueue(Waiting { ticket, mode: ask.mode, ttl: ask.ttl, attempt, deadline });
+        if !attempt && let Some(tenure) = room.gate.tenure() {
+            self.keeper.join_queue(tenure);
+        }
+        self.settle(now, gate, &mut None, out);
+        self.set_alarm(gate, deadline);
+        Ok(ticket)
+    }
+
+    fn gate_inside(&mut self, parent: Ticket, ask: &Ask) -> Option<GateId> {
+        let entry = self.tickets.get(parent)?;
+        let Phase::Admitted { token, .. } = entry.phase else { return None };
+        if let Some(nested) = entry.nested {
+            return Some(nested);
+        }
+        let root = match self.rooms.get(entry.gate)?.kind {
+            Kind::Inside { root, .. } => root,
+            _ => entry.gate,
+        };
+        let gate = self.open_room(Gate::inside(token), ask, Kind::Inside { root, parent });
+        self.tickets[parent].nested = Some(gate);
+        Some(gate)
+    }
+
+    fn open_room(&mut self, gate: Gate, ask: &Ask, kind: Kind) -> GateId {
+        let key = ask.key.clone();
+        self.rooms.insert(Room { gate, key, kind, ttl: ask.ttl, in_the_way: None, trouble: None })
+    }
+
+    fn set_alarm(&mut self, id: GateId, deadline: Moment) {
+        if let Some(room) = self.rooms.get_mut(id)
+            && deadline < room.gate.alarm
+            && room.gate.earliest_deadline() < Moment::NEVER
+        {
+            room.gate.alarm = deadline;
+            self.alarms.set(deadline, Alarm::WaitOver(id));
+            let (rooms, tickets) = (&self.rooms, &self.tickets);
+            self.alarms.tidy(rooms.len() + tickets.len(), |at, alarm| match alarm {
+                Alarm::WaitOver(gate) => rooms.get(gate).is_some_and(|room| room.gate.alarm == at),
+                Alarm::MaxHold(ticket) => tickets.contains_key(ticket),
+            });
+        }
+    }
+
+    /// What became of a ticket. A refused one is void afterwards.
+    pub fn outcome(&mut self, ticket: Ticket) -> Outcome {
+        let Some(entry) = self.tickets.get(ticket) else { return Outcome::Waiting };
+        match &entry.phase {
+            Phase::Waiting => Outcome::Waiting,
+            Phase::Refused(refusal) => {
+                let refusal = refusal.clone();
+                self.tickets.remove(ticket);
+                Outcome::Refused(refusal)
+            }
+            Phase::Admitted { token, handed_over, waited, .. } => {
+                Outcome::Admitted { token: *token, handed_over: *handed_over, waited: *waited }
+            }
+            // Lost before anybody looked: the guard will say so.
+            Phase::Lost { token, .. } => {
+                Outcome::Admitted { token: *token, handed_over: false, waited: Duration::ZERO }
+            }
+            Phase::Releasing | Phase::Released(_) => Outcome::Waiting,
+        }
+    }
+
+    /// How an admitted ticket stands.
+    pub fn standing(&self, now: Moment, ticket: Ticket) -> Standing {
+        let Some(entry) = self.tickets.get(ticket) else {
+            return Standing::Lost(LossReason::Forgotten);
+        };
+        match &entry.phase {
+            Phase::Admitted { revoked: Some(reason), .. } | Phase::Lost { reason, .. } => {
+                Standing::Lost(reason.clone())
+            }
+            Phase::Admitted { tenure, .. } => {
+                let (deadline, certain) =
+                    self.keeper.standing(*tenure).unwrap_or((Moment::default(), false));
+                let ends = entry.max_hold.map_or(Moment::NEVER, |hold| entry.since + hold);
+                if now >= ends {
+                    Standing::Lost(LossReason::MaxHold)
+                } else if now >= deadline {
+                    Standing::Lost(LossReason::Deadline)
+                } else {
+                    Standing::Held { until: deadline.min(ends), certain }
+                }
+            }
+            _ => Standing::Lost(LossReason::Forgotten),
+        }
+    }
+
+    /// The caller's own of a ticket.
+    pub fn payload_mut(&mut self, ticket: Ticket) -> Option<&mut W> {
+        self.tickets.get_mut(ticket).map(|entry| &mut entry.payload)
+    }
+
+    /// The task gave up waiting, or its guard was dropped.
+    pub fn forget(&mut self, now: Moment, ticket: Ticket, out: &mut Actions) {
+        let Some(entry) = self.tickets.get(ticket) else { return };
+        let gate = entry.gate;
+        match entry.phase {
+            Phase::Waiting => {
+                if let Some(room) = self.rooms.get_mut(gate)
+                    && room.gate.cancel(ticket)
+                {
+                    let key = room.key.clone();
+                    self.no_longer_waits(&key);
+                }
+                self.tickets.remove(ticket);
+                self.settle(now, gate, &mut None, out);
+            }
+            Phase::Admitted { .. } => {
+                self.depart(now, ticket, &mut None, out);
+                self.tickets.remove(ticket);
+            }
+            _ => {
+                self.tickets.remove(ticket);
+            }
+        }
+    }
+
+    /// A guard is released and wants to know what came of it: see [`Engine::released`].
+    pub fn release(&mut self, now: Moment, ticket: Ticket, how: Release, out: &mut Actions) {
+        let Some(entry) = self.tickets.get(ticket) else { return };
+        let Phase::Admitted { tenure, .. } = entry.phase else {
+            return self.set_released(ticket, Ok(Released::AlreadyLost), out);
+        };
+        let held = match self.standing(now, ticket) {
+            Standing::Held { .. } => Released::Released,
+            Standing::Lost(_) => Released::AlreadyLost,
+        };
+        let gate = self.tickets[ticket].gate;
+        if let Release::After(_) = how
+            && held == Released::Released
+        {
+            // Ends the lease whatever waits here: it asks anew.
+            if let Some(room) = self.rooms.get_mut(gate) {
+                room.gate.ended();
+            }
+            self.tickets[ticket].phase = Phase::Releasing;
+            self.keeper.leave(now, tenure, how, Some(ticket), out);
+            return self.settle(now, gate, &mut None, out);
+        }
+        let mut reply_to = Some(ticket).filter(|_| held == Released::Released);
+        let lost = reply_to.is_none();
+        self.depart(now, ticket, &mut reply_to, out);
+        if lost || reply_to.is_some() {
+            // Lost before, or the lease goes on in other hands.
+            self.set_released(ticket, Ok(held), out);
+        }
+    }
+
+    fn set_released(&mut self, ticket: Ticket, outcome: Result<Released>, out: &mut Actions) {
+        if let Some(entry) = self.tickets.get_mut(ticket) {
+            entry.phase = Phase::Released(outcome);
+            out.push(Action::Wake(ticket));
+        }
+    }
+
+    /// What came of a release; the ticket is void afterwards.
+    pub fn released(&mut self, ticket: Ticket) -> Option<Result<Released>> {
+        let Some(entry) = self.tickets.get(ticket) else { return Some(Ok(Released::AlreadyLost)) };
+        let Phase::Released(outcome) = &entry.phase else { return None };
+        let outcome = outcome.clone();
+        self.tickets.remove(ticket);
+        Some(outcome)
+    }
+
+    /// A tenant leaves. `reply_to` is taken if the lease is released with it.
+    fn depart(
+        &mut self,
+        now: Moment,
+        ticket: Ticket,
+        reply_to: &mut Option<Ticket>,
+        out: &mut Actions,
+    ) {
+        let Some(entry) = self.tickets.get_mut(ticket) else { return };
+        let Phase::Admitted { tenure, .. } = entry.phase else { return };
+        let gate = entry.gate;
+        entry.phase = Phase::Releasing;
+        if let Some(said) = self.keeper.lapse(now, tenure, out) {
+            self.heard(now, tenure, gate, said, out);
+        }
+        let Some(room) = self.rooms.get_mut(gate) else { return };
+        room.gate.depart(ticket);
+        if let Kind::Inside { root, .. } = room.kind {
+            self.settle(now, gate, &mut None, out);
+            if let Some(room) = self.rooms.get_mut(root) {
+                room.gate.depart(ticket);
+            }
+            self.settle(now, root, &mut None, out);
+        } else {
+            self.settle(now, gate, reply_to, out);
+        }
+    }
+
+    /// The only tenant of an exclusive lease goes on as a reader, with the token
+    /// that is answered.
+    pub fn downgrade(&mut self, now: Moment, ticket: Ticket, out: &mut Actions) -> Option<u64> {
+        let entry = self.tickets.get_mut(ticket)?;
+        let gate = entry.gate;
+        let Phase::Admitted { tenure, token, .. } = &mut entry.phase else { return None };
+        let tenure = *tenure;
+        if entry.mode != Mode::Exclusive {
+            return Some(*token);
+        }
+        *token = self.rooms.get_mut(gate)?.gate.downgrade()?;
+        entry.mode = Mode::Shared;
+        let token = *token;
+        self.keeper.downgrade(now, tenure, out);
+        self.settle(now, gate, &mut None, out);
+        Some(token)
+    }
+
+    /// The backend answered.
+    pub fn reply(&mut self, now: Moment, call: CallId, answer: Answer, out: &mut Actions) {
+        if let Some((tenure, gate, said)) = self.keeper.reply(now, call, answer, out) {
+            self.heard(now, tenure, gate, said, out);
+        }
+    }
+
+    /// The backend tells something unasked.
+    pub fn notice(&mut self, now: Moment, owner: Owner, notice: Notice, out: &mut Actions) {
+        if let Some((tenure, gate, said)) = self.keeper.notice(now, owner, notice, out) {
+            self.heard(now, tenure, gate, said, out);
+        }
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, now: Moment, out: &mut Actions) {
+        while let Some(due) = self.keeper.due(now, out) {
+            if let Some((tenure, gate, said)) = due {
+                self.heard(now, tenure, gate, said, out);
+            }
+        }
+        while let Some((at, alarm)) = self.alarms.take_due(now) {
+            match alarm {
+                Alarm::WaitOver(gate) => self.wait_over(now, gate, at, out),
+                Alarm::MaxHold(ticket) => {
+                    let due = self.tickets.get(ticket).is_some_and(|entry| {
+                        entry.max_hold.is_some_and(|hold| entry.since + hold <= now)
+                    });
+                    if due {
+                        self.revoke(ticket, LossReason::MaxHold, out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// When [`Engine::tick`] has something to do.
+    pub fn next_due(&self) -> Moment {
+        self.keeper.next_due().min(self.alarms.next())
+    }
+
+    fn wait_over(&mut self, now: Moment, id: GateId, at: Moment, out: &mut Actions) {
+        let Some(room) = self.rooms.get_mut(id).filter(|room| room.gate.alarm == at) else {
+            return;
+        };
+        room.gate.alarm = Moment::NEVER;
+        // Of a lock that a task of this very process holds, that task is in the way.
+        let tenant = room.gate.tenants().first().copied();
+        let holder = match tenant.and_then(|tenant| self.tickets.get(tenant)) {
+            Some(tenant) => Some(tenant.holder.clone()),
+            None => room.in_the_way.clone(),
+        };
+        let trouble = room.trouble.clone();
+        while let Some(ticket) = self.rooms.get_mut(id).and_then(|room| room.gate.overdue(now)) {
+            let refusal = Refusal::TimedOut { holder: holder.clone(), trouble: trouble.clone() };
+            self.refuse(id, ticket, refusal, out);
+        }
+        let next = self.rooms[id].gate.earliest_deadline();
+        self.set_alarm(id, next);
+        self.settle(now, id, &mut None, out);
+    }
+
+    /// Takes no new claims; who waits is refused.
+    pub fn close(&mut self, now: Moment, out: &mut Actions) {
+        self.closed = true;
+        for id in self.rooms.keys().collect::<Vec<_>>() {
+            self.refuse_all(id, &Refusal::ShuttingDown, out);
+            self.settle(now, id, &mut None, out);
+        }
+    }
+
+    /// Tells every holder that it is over. Their leases are released when they
+    /// let go, or else end by themselves.
+    pub fn revoke_all(&mut self, out: &mut Actions) {
+        for ticket in self.tickets.keys().collect::<Vec<_>>() {
+            self.revoke(ticket, LossReason::Shutdown, out);
+        }
+    }
+
+    fn revoke(&mut self, ticket: Ticket, reason: LossReason, out: &mut Actions) {
+        let Some(entry) = self.tickets.get_mut(ticket) else { return };
+        let Phase::Admitted { tenure, revoked, .. } = &mut entry.phase else { return };
+        if revoked.is_some() {
+            return;
+        }
+        let tenure = *tenure;
+        *revoked = Some(reason.clone());
+        out.push(Action::Wake(ticket));
+        let Some(room) = self.rooms.get(entry.gate) else { return };
+        out.push(Action::Lost(room.key.clone(), reason));
+        let others = room.gate.tenants().iter().any(|tenant| {
+            let entry = self.tickets.get(*tenant);
+            entry.is_some_and(|entry| matches!(entry.phase, Phase::Admitted { revoked: None, .. }))
+        });
+        if !others {
+            self.keeper.stop_renewing(tenure);
+        }
+    }
+
+    /// What this process holds and waits for.
+    pub fn seen(&self, now: Moment) -> Vec<Seen> {
+        let seen = |(ticket, entry): (Ticket, &Entry<W>)| {
+            let standing = match entry.phase {
+                Phase::Waiting => None,
+                Phase::Admitted { token, .. } => Some((token, self.standing(now, ticket))),
+                _ => return None,
+            };
+            let key = self.rooms.get(entry.gate)?.key.clone();
+            let holder = entry.holder.clone();
+            Some(Seen { key, mode: entry.mode, since: entry.since, standing, holder })
+        };
+        self.tickets.iter().filter_map(seen).collect()
+    }
+
+    /// Whether nothing is held, waited for or owed.
+    pub fn is_idle(&self) -> bool {
+        self.tickets.is_empty()
+            && self.rooms.is_empty()
+            && self.keeper.is_empty()
+            && self.places.is_empty()
+    }
+
+    /// Whether nothing is owed to the backend.
+    pub fn owes_nothing(&self) -> bool {
+        self.keeper.is_empty()
+    }
+
+    /// A claim says something to its gate.
+    fn heard(&mut self, now: Moment, tenure: TenureId, id: GateId, said: Said, out: &mut Actions) {
+        if let Said::Released { reply_to, outcome } = said {
+            if let Some(ticket) = reply_to {
+                self.set_released(ticket, outcome, out);
+            }
+            return;
+        }
+        let Some(room) = self.rooms.get_mut(id) else { return };
+        match said {
+            Said::Granted(grant) => {
+                if room.gate.tenure() == Some(tenure)
+                    && let Some((mode, ttl)) = self.keeper.mode_and_ttl(tenure)
+                {
+                    room.trouble = None;
+                    room.gate.granted(now, mode, ttl, grant);
+                }
+            }
+            Said::Queued(holder) => {
+                room.trouble = None;
+                room.in_the_way = holder;
+                room.gate.queued();
+            }
+            Said::Busy(holder) => {
+                room.gate.ended();
+                while let Some(ticket) = self.rooms[id].gate.dismiss_attempt() {
+                    self.refuse(id, ticket, Refusal::Busy(holder.clone()), out);
+                }
+            }
+            Said::Trouble(error) => {
+                while let Some(ticket) = self.rooms[id].gate.dismiss_attempt() {
+                    self.refuse(id, ticket, Refusal::Failed(error.clone()), out);
+                }
+                self.rooms[id].trouble = Some(error);
+            }
+            Said::Failed(error) => {
+                room.gate.ended();
+                self.refuse_all(id, &Refusal::Failed(error), out);
+            }
+            Said::Renewed { others_wait } => {
+                if others_wait {
+                    room.gate.others_wait();
+                }
+                out.push(Action::Renewed(room.key.clone()));
+            }
+            Said::Uncertain(error) => out.push(Action::Uncertain(room.key.clone(), error)),
+            Said::Lost(reason) => self.lost(id, tenure, reason, out),
+            Said::Released { .. } => {}
+        }
+        self.settle(now, id, &mut None, out);
+    }
+
+    fn lost(&mut self, id: GateId, tenure: TenureId, reason: LossReason, out: &mut Actions) {
+        let Some(room) = self.rooms.get_mut(id).filter(|room| room.gate.tenure() == Some(tenure))
+        else {
+            return;
+        };
+        let key = room.key.clone();
+        out.push(Action::Lost(key, reason.clone()));
+        for ticket in room.gate.ended() {
+            let Some(entry) = self.tickets.get_mut(ticket) else { continue };
+            let nested = entry.nested.take();
+            if let Phase::Admitted { token, .. } = entry.phase {
+                entry.phase = Phase::Lost { token, reason: reason.clone() };
+                out.push(Action::Wake(ticket));
+            }
+            if let Some(nested) = nested {
+                self.refuse_all(nested, &Refusal::Lost, out);
+                self.rooms.remove(nested);
+            }
+        }
+    }
+
+    fn refuse_all(&mut self, id: GateId, refusal: &Refusal, out: &mut Actions) {
+        while let Some(ticket) = self.rooms.get_mut(id).and_then(|room| room.gate.dismiss()) {
+            self.refuse(id, ticket, refusal.clone(), out);
+        }
+    }
+
+    fn refuse(&mut self, id: GateId, ticket: Ticket, refusal: Refusal, out: &mut Actions) {
+        let key = self.rooms[id].key.clone();
+        self.no_longer_waits(&key);
+        if let Some(entry) = self.tickets.get_mut(ticket) {
+            entry.phase = Phase::Refused(refusal);
+            out.push(Action::Wake(ticket));
+        }
+    }
+
+    fn no_longer_waits(&mut self, key: &Key) {
+        if let hashbrown::hash_map::EntryRef::Occupied(mut place) = self.places.entry_ref(key) {
+            place.get_mut().waiting -= 1;
+            if place.get().waiting == 0 && place.get().gate.is_none() {
+                place.remove();
+            }
+        }
+    }
+
+    /// Lets a gate do what it can.
+    fn settle(
+        &mut self,
+        now: Moment,
+        id: GateId,
+        reply_to: &mut Option<Ticket>,
+        out: &mut Actions,
+    ) {
+        while let Some(room) = self.rooms.get_mut(id) {
+            let fit = room.gate.tenure().is_some_and(|tenure| self.keeper.is_fit(now, tenure));
+            let view = View { now, fit, limits: self.limits.handover, planted: self.planted };
+            match room.gate.next(view) {
+                Some(Step::Admit { ticket, token, handed_over }) => {
+                    self.admit(now, id, ticket, token, handed_over, out);
+                }
+                Some(Step::RefuseBusy { ticket }) => {
+                    let refusal = Refusal::Busy(room.in_the_way.clone());
+                    self.refuse(id, ticket, refusal, out);
+                }
+                Some(Step::Ask { first, queue, tokens, instead_of }) => {
+                    let entry = &self.tickets[first];
+                    let wish = Wish {
+                        gate: id,
+                        key: room.key.clone(),
+                        mode: entry.mode,
+                        ttl: room.gate.first_ttl().unwrap_or(room.ttl),
+                        queue,
+                        tokens,
+                        holder: entry.holder.clone(),
+                        instead_of,
+                    };
+                    let tenure = self.keeper.ask(now, wish, out);
+                    room.gate.asked(tenure);
+                }
+                Some(Step::Leave { tenure }) => {
+                    let ticket = reply_to.take();
+                    self.keeper.leave(now, tenure, Release::Now, ticket, out);
+                }
+                None => break,
+            }
+        }
+        self.close_room_if_unused(id);
+    }
+
+    fn admit(
+        &mut self,
+        now: Moment,
+        id: GateId,
+        ticket: Ticket,
+        token: u64,
+        handed_over: bool,
+        out: &mut Actions,
+    ) {
+        let room = &self.rooms[id];
+        let key = room.key.clone();
+        let (tenure, root) = match room.kind {
+            Kind::Inside { root, .. } => {
+                (self.rooms.get(root).and_then(|room| room.gate.tenure()), Some(root))
+            }
+            _ => (room.gate.tenure(), None),
+        };
+        self.no_longer_waits(&key);
+        let (Some(tenure), Some(entry)) = (tenure, self.tickets.get_mut(ticket)) else { return };
+        let waited = now.since(entry.since);
+        entry.since = now;
+        entry.phase = Phase::Admitted { tenure, token, handed_over, waited, revoked: None };
+        out.push(Action::Wake(ticket));
+        if let Some(hold) = entry.max_hold {
+            self.alarms.set(now + hold, Alarm::MaxHold(ticket));
+        }
+        if let Some(room) = root.and_then(|root| self.rooms.get_mut(root)) {
+            room.gate.add_nested_tenant(ticket);
+        }
+    }
+
+    fn close_room_if_unused(&mut self, id: GateId) {
+        let Some(room) = self.rooms.get(id).filter(|room| room.gate.is_unused()) else { return };
+        match room.kind {
+            Kind::Own => {}
+            Kind::Inside { parent, .. } => {
+                if let Some(parent) = self.tickets.get_mut(parent) {
+                    parent.nested = None;
+                }
+            }
+            Kind::Shared => {
+                if let hashbrown::hash_map::EntryRef::Occupied(mut place) =
+                    self.places.entry_ref(&room.key)
+                {
+                    place.get_mut().gate = None;
+                    if place.get().waiting == 0 {
+                        place.remove();
+                    }
+                }
+            }
+        }
+        self.rooms.remove(id);
+    }
+}
+
+impl<W> std::fmt::Debug for Engine<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("tickets", &self.tickets.len())
+            .field("gates", &self.rooms.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,352 @@
+//! Guards: what a task has while it holds a lock.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::claim::{LossReason, Mode, Release, Released, Token};
+use crate::client::Handle;
+use crate::clock::Moment;
+use crate::config::MAX_TTL;
+use crate::driver::Spot;
+use crate::engine::Standing;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::key::Key;
+use crate::observe::Event;
+use crate::reentry::{self, Frame};
+
+/// How a lock stands, as far as its holder can know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Held.
+    Held,
+    /// A renewal failed; held until [`Guard::valid_for`] is over, and tried again.
+    Uncertain,
+    /// No longer held, or not known to be.
+    Lost,
+}
+
+/// Lets go when dropped, in the background.
+pub(crate) struct Hold {
+    handle: Arc<Handle>,
+    spot: Spot,
+    key: Key,
+    mode: Mode,
+    since: Moment,
+    let_go: bool,
+}
+
+impl Hold {
+    pub(crate) fn new(handle: Arc<Handle>, spot: Spot, key: Key, mode: Mode) -> Self {
+        handle.core.guards.fetch_add(1, Ordering::Relaxed);
+        let since = handle.core.now();
+        Hold { handle, spot, key, mode, since, let_go: false }
+    }
+
+    pub(crate) fn frame(&self) -> Frame {
+        Frame::new(self.handle.client(), self.key.clone(), self.mode, self.spot)
+    }
+
+    fn standing(&self) -> Standing {
+        let Spot { shard, ticket } = self.spot;
+        self.handle.core.look(shard, |machine, now| machine.standing(now, ticket))
+    }
+
+    fn state(&self) -> State {
+        match self.standing() {
+            Standing::Held { certain: true, .. } => State::Held,
+            Standing::Held { certain: false, .. } => State::Uncertain,
+            Standing::Lost(_) => State::Lost,
+        }
+    }
+
+    fn valid_for(&self) -> Duration {
+        match self.standing() {
+            Standing::Held { until, .. } => until.since(self.handle.core.now()),
+            Standing::Lost(_) => Duration::ZERO,
+        }
+    }
+
+    pub(crate) fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<LossReason> {
+        let Spot { shard, ticket } = self.spot;
+        self.handle.core.look(shard, |machine, now| {
+            if let Standing::Lost(reason) = machine.standing(now, ticket) {
+                return Poll::Ready(reason);
+            }
+            if let Some(wakers) = machine.payload_mut(ticket)
+                && !wakers.iter().any(|waker| waker.will_wake(cx.waker()))
+            {
+                wakers.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+    }
+
+    async fn lost(&self) -> LossReason {
+        std::future::poll_fn(|cx| self.poll_lost(cx)).await
+    }
+
+    pub(crate) async fn run<T>(&self, future: impl Future<Output = T>) -> Result<T> {
+        let mut future = pin!(reentry::inside(self.frame(), future));
+        std::future::poll_fn(|cx| self.poll_run(cx, future.as_mut())).await
+    }
+
+    pub(crate) fn poll_run<T>(
+        &self,
+        cx: &mut Context<'_>,
+        future: Pin<&mut impl Future<Output = T>>,
+    ) -> Poll<Result<T>> {
+        if let Poll::Ready(reason) = self.poll_lost(cx) {
+            return Poll::Ready(Err(self.lost_error(&reason)));
+        }
+        future.poll(cx).map(Ok)
+    }
+
+    pub(crate) fn lost_error(&self, reason: &LossReason) -> Error {
+        Error::new(ErrorKind::Lost, Operation::Hold).on(&self.key).saying(format!(
+            "{reason}; what was under way may or may not have happened, check it by its token before trying again"
+        ))
+    }
+
+    async fn release(mut self, how: Release) -> Result<Released> {
+        let Spot { shard, ticket } = self.spot;
+        self.handle.core.step(shard, |machine, now, actions| {
+            machine.release(now, ticket, how, actions);
+        });
+        self.told_released();
+        // If this future is dropped, `Hold::drop` forgets the ticket and the
+        // release goes on without it.
+        let outcome = std::future::poll_fn(|cx| {
+            self.handle.core.look(shard, |machine, _| match machine.released(ticket) {
+                Some(outcome) => Poll::Ready(outcome),
+                None => {
+                    if let Some(wakers) = machine.payload_mut(ticket) {
+                        wakers.clear();
+                        wakers.push(cx.waker().clone());
+                    }
+                    Poll::Pending
+                }
+            })
+        })
+        .await;
+        outcome.map_err(|error| error.on(&self.key))
+    }
+
+    async fn release_after(self, duration: Duration) -> Result<Released> {
+        let fault = if duration > MAX_TTL {
+            Some("release_after takes at most a day")
+        } else if self.mode == Mode::Shared {
+            Some("release_after needs an exclusive lock or permits")
+        } else if reentry::find(self.handle.client(), &self.key)
+            .is_some_and(|frame| frame.spot != self.spot)
+        {
+            Some("release_after needs the outermost guard of the key")
+        } else {
+            None
+        };
+        let Some(fault) = fault else { return self.release(Release::After(duration)).await };
+        let error = Error::new(ErrorKind::Invalid, Operation::Release)
+            .on(&self.key)
+            .saying(format!("{fault}; the lock was released at once"));
+        let _ = self.release(Release::Now).await?;
+        Err(error)
+    }
+
+    fn told_released(&mut self) {
+        if self.let_go {
+            return;
+        }
+        self.let_go = true;
+        let core = &self.handle.core;
+        let held = core.now().since(self.since);
+        core.observer.tell(&Event::Released { key: &self.key, held });
+        if core.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
+            core.guard_gone.notify_waiters();
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let Spot { shard, ticket } = self.spot;
+        self.handle.core.step(shard, |machine, now, actions| machine.forget(now, ticket, actions));
+        self.told_released();
+    }
+}
+
+/// Writes what every guard can do.
+macro_rules! guard_methods {
+    () => {
+        /// What is held.
+        pub fn key(&self) -> &Key {
+            &self.hold.key
+        }
+
+        /// How long the lock is held for certain, unless renewed meanwhile.
+        pub fn valid_for(&self) -> Duration {
+            self.hold.valid_for()
+        }
+
+        /// How the lock stands.
+        pub fn state(&self) -> State {
+            self.hold.state()
+        }
+
+        /// Resolves when the lock is lost, with the reason. Never, if it is not.
+        ///
+        /// # Cancel safety
+        /// May be dropped and called again; several tasks may wait.
+        pub async fn lost(&self) -> LossReason {
+            self.hold.lost().await
+        }
+
+        /// Runs a future for as long as the lock is held: when it is lost the
+        /// future is dropped at its next await.
+        ///
+        /// Inside it, asking for the same key again goes through (re-entry), and
+        /// sub-tasks of it that do so at the same time exclude each other.
+        ///
+        /// # Errors
+        /// `Lost`. What the future was doing may or may not have happened.
+        ///
+        /// # Cancel safety
+        /// Dropping it drops the future; the guard goes on.
+        pub async fn run<T>(&self, future: impl Future<Output = T>) -> Result<T> {
+            self.hold.run(future).await
+        }
+
+        /// Releases the lock and says what came of it.
+        ///
+        /// Dropping the guard releases it too, in the background.
+        ///
+        /// # Errors
+        /// `Unknown` or `Unavailable` if the backend did not answer; the release
+        /// is repeated in the background until the lease has ended.
+        ///
+        /// # Cancel safety
+        /// The release goes on when this is dropped.
+        pub async fn release(self) -> Result<Released> {
+            self.hold.release(Release::Now).await
+        }
+
+        /// Lets go but keeps the key taken for `duration` more: for jobs that must
+        /// not run again too soon, on any machine.
+        ///
+        /// # Errors
+        /// As [`release`](Self::release), and `Invalid` above a day, for a shared
+        /// lock and for a nested guard: then the lock is released at once.
+        ///
+        /// # Cancel safety
+        /// As [`release`](Self::release).
+        pub async fn release_after(self, duration: Duration) -> Result<Released> {
+            self.hold.release_after(duration).await
+        }
+    };
+}
+
+/// A held lock: exclusive, or shared with other readers.
+///
+/// Dropping it releases the lock in the background. It may be sent to other
+/// threads and kept in structures; it borrows nothing.
+///
+/// No lock service stops a process that was paused while it held a lock and
+/// wakes up after the lock went to somebody else. What is promised instead: such
+/// a holder's guard is [`State::Lost`] and its [token](Guard::token) is older
+/// than its successor's, so that the resource can reject it (see
+/// [`Fence`](crate::Fence)).
+#[must_use = "the lock is released as soon as the guard is dropped"]
+pub struct Guard {
+    hold: Hold,
+    token: Token,
+}
+
+impl Guard {
+    pub(crate) fn new(hold: Hold, token: Token) -> Self {
+        Guard { hold, token }
+    }
+
+    pub(crate) fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
+    /// The fencing token: higher than that of every earlier holder of this key.
+    ///
+    /// Readers inside at the same time may have the same. A nested guard has
+    /// that of the guard it is nested in.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// What the lock is held for.
+    pub fn mode(&self) -> Mode {
+        self.hold.mode
+    }
+
+    /// Goes on as a reader: others may read from now on, nobody wrote in between.
+    ///
+    /// The guard has a new token. A guard that is shared already, nested or lost
+    /// is returned as it is.
+    pub fn downgrade(mut self) -> Guard {
+        let Spot { shard, ticket } = self.hold.spot;
+        let token = self
+            .hold
+            .handle
+            .core
+            .step(shard, |machine, now, actions| machine.downgrade(now, ticket, actions));
+        if let Some(token) = token.and_then(Token::new) {
+            self.token = token;
+            self.hold.mode = Mode::Shared;
+        }
+        self
+    }
+
+    guard_methods!();
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("key", &self.hold.key)
+            .field("mode", &self.hold.mode)
+            .field("token", &self.token)
+            .field("state", &self.state())
+            .finish()
+    }
+}
+
+/// Permits of a semaphore. They carry no token: several holders are inside, so
+/// no resource could tell a stale one by its number.
+#[must_use = "the permits go back as soon as this is dropped"]
+pub struct Permits {
+    hold: Hold,
+}
+
+impl Permits {
+    pub(crate) fn new(hold: Hold) -> Self {
+        Permits { hold }
+    }
+
+    /// How many.
+    pub fn count(&self) -> u32 {
+        match self.hold.mode {
+            Mode::Permits { take, .. } => take,
+            _ => 0,
+        }
+    }
+
+    guard_methods!();
+}
+
+impl fmt::Debug for Permits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permits")
+            .field("key", &self.hold.key)
+            .field("count", &self.count())
+            .field("state", &self.state())
+            .finish()
+    }
+}

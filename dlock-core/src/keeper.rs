@@ -1,0 +1,732 @@
+//! Pure: the claims of this process at the backend, from the first asking to
+//! the last release.
+//!
+//! ```text
+//!   ask --> Asking <--> Queued        acquire is sent, and sent again: when it
+//!              |           |          failed, about once a second in the queue,
+//!              +--granted--+          and when a notice says so
+//!                    v
+//!                  Held               renewed every ttl/3; when that fails it is
+//!                    |                uncertain and tried again until the deadline
+//!        leave, or   |   the backend says lost: gone
+//!        deadline    v
+//!                 Leaving             release is sent until it is answered
+//! ```
+//!
+//! Invariants:
+//! - *Deadline*: a moment before the answered request was sent, plus the term,
+//!   minus the drift margin. For a hand-over the request is the last answered
+//!   asking and the term the patience. A deadline is never counted from an answer
+//!   or a notice, and a lost lease never comes back.
+//! - *Order*: a release is not sent while an acquire is unanswered. A renewal
+//!   may be: it creates nothing.
+//! - *Doubt*: an acquire that was never answered may yet be applied, even after
+//!   a release sent on another connection. So the release is repeated until one
+//!   is answered that was sent a settling time after the backend first answered
+//!   again.
+
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use slotmap::SlotMap;
+
+use crate::claim::{
+    Attempt, Claim, Grant, Holder, Lease, LossReason, Mode, Notice, Owner, Release, Released,
+    Renewed,
+};
+use crate::clock::Moment;
+use crate::engine::{Action, Actions, GateId, Ticket};
+use crate::error::{Error, ErrorKind, Result};
+use crate::key::Key;
+use crate::plant::{Plant, Planted};
+use crate::timers::Timers;
+
+slotmap::new_key_type! {
+    /// A claim from the first asking to the last release.
+    pub struct TenureId;
+}
+
+/// One call to the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallId {
+    tenure: TenureId,
+    seq: u32,
+}
+
+/// What a call asks.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "as in the trait Backend")]
+pub enum Request {
+    Acquire(Claim),
+    Renew(Lease),
+    Release(Lease, Release),
+}
+
+/// What a call was answered.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "as in the trait Backend")]
+pub enum Answer {
+    Acquire(Result<Attempt>),
+    Renew(Result<Renewed>),
+    Release(Result<Released>),
+}
+
+/// What became of a claim.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Granted(Grant),
+    /// In the backend's queue, behind this holder.
+    Queued(Option<Arc<Holder>>),
+    /// Held by somebody else, and the claim is gone.
+    Busy(Option<Arc<Holder>>),
+    /// The backend cannot be reached; it is being tried again.
+    Trouble(Error),
+    /// The claim is gone.
+    Failed(Error),
+    Renewed {
+        others_wait: bool,
+    },
+    Uncertain(Error),
+    Lost(LossReason),
+    Released {
+        reply_to: Option<Ticket>,
+        outcome: Result<Released>,
+    },
+}
+
+/// What to ask for.
+pub(crate) struct Wish {
+    pub(crate) gate: GateId,
+    pub(crate) key: Key,
+    pub(crate) mode: Mode,
+    pub(crate) ttl: Duration,
+    pub(crate) queue: bool,
+    pub(crate) tokens: u32,
+    pub(crate) holder: Arc<Holder>,
+    pub(crate) instead_of: Option<TenureId>,
+}
+
+#[derive(Debug)]
+struct Tenure {
+    claim: Claim,
+    gate: GateId,
+    phase: Phase,
+    flight: Option<Flight>,
+    seq: u32,
+    /// When the last answered acquire was sent; before any, the first one.
+    asked: Moment,
+    deadline: Moment,
+    /// How long the lease lasts from the request that `deadline` counts from.
+    term: Duration,
+    due: Moment,
+    failures: u32,
+    doubt: Doubt,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Asking,
+    Queued,
+    Held { certain: bool, renewing: bool },
+    Leaving { how: Release, give_up: Moment, reply_to: Option<Ticket>, told: bool },
+}
+
+/// Whether an acquire that was never answered may still arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    None,
+    /// Nothing was answered since.
+    Open,
+    /// The backend answers again; by then it has read what came before.
+    Until(Moment),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    seq: u32,
+    sent: Moment,
+    acquire: bool,
+}
+
+/// The longest time between two looks at a lock that is waited for.
+const LOOK: Duration = Duration::from_secs(1);
+/// The longest time that a place in the queue outlives its process.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a backend that answers again may take to read what was sent before.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How long a release is tried beyond the ttl when an acquire is in doubt.
+const OWED: Duration = Duration::from_secs(60);
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+
+/// Clocks of two machines may differ by this much in rate: one in fifty.
+fn margin(term: Duration) -> Duration {
+    term / 50
+}
+
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    tenures: SlotMap<TenureId, Tenure>,
+    by_owner: HashMap<Owner, TenureId, BuildHasherDefault<RandomAlready>>,
+    timers: Timers<TenureId>,
+    random: StdRng,
+    planted: Planted,
+}
+
+impl Keeper {
+    pub(crate) fn new(seed: [u8; 32], planted: Planted) -> Self {
+        Keeper {
+            tenures: SlotMap::with_key(),
+            by_owner: HashMap::default(),
+            timers: Timers::new(),
+            random: StdRng::from_seed(seed),
+            planted,
+        }
+    }
+
+    pub(crate) fn ask(&mut self, now: Moment, wish: Wish, out: &mut Actions) -> TenureId {
+        let instead_of = wish.instead_of.and_then(|old| self.replaced(now, old, out));
+        let owner = Owner(self.random.random());
+        let claim = Claim {
+            key: wish.key,
+            owner,
+            mode: wish.mode,
+            ttl: wish.ttl,
+            patience: wish.ttl.min(PATIENCE),
+            queue: wish.queue,
+            instead_of,
+            tokens: wish.tokens,
+            holder: wish.holder,
+        };
+        let id = self.tenures.insert(Tenure::new(claim, wish.gate, now));
+        self.by_owner.insert(owner, id);
+        self.send(now, id, out);
+        id
+    }
+
+    /// The owner whose lease a new claim takes the place of. If it cannot be
+    /// given up in the same call, because an acquire of it is unanswered, it
+    /// leaves by itself.
+    fn replaced(&mut self, now: Moment, old: TenureId, out: &mut Actions) -> Option<Owner> {
+        let tenure = self.tenures.get(old)?;
+        if tenure.awaits_acquire() || tenure.doubt != Doubt::None {
+            self.leave(now, old, Release::Now, None, out);
+            return None;
+        }
+        self.remove(old).map(|tenure| tenure.claim.owner)
+    }
+
+    /// A claim that only tried now wants to wait.
+    pub(crate) fn join_queue(&mut self, id: TenureId) {
+        if let Some(tenure) = self.tenures.get_mut(id) {
+            tenure.claim.queue = true;
+        }
+    }
+
+    /// Nobody wants the claim any more.
+    pub(crate) fn leave(
+        &mut self,
+        now: Moment,
+        id: TenureId,
+        how: Release,
+        reply_to: Option<Ticket>,
+        out: &mut Actions,
+    ) {
+        let planted = self.planted;
+        let Some(tenure) = self.tenures.get_mut(id) else { return };
+        let nothing_there =
+            tenure.phase == Phase::Asking && tenure.flight.is_none() && tenure.doubt == Doubt::None;
+        let queued = matches!(tenure.phase, Phase::Asking | Phase::Queued);
+        let forgets = queued && planted.is(Plant::CancelForgetsGrant);
+        let unapplied = if queued { tenure.claim.instead_of } else { None };
+        let (key, mode, ttl) = (tenure.claim.key.clone(), tenure.claim.mode, tenure.claim.ttl);
+        let (gate, holder) = (tenure.gate, tenure.claim.holder.clone());
+        let give_up = now + ttl + margin(ttl) + LOOK;
+        if nothing_there || forgets {
+            self.remove(id);
+        } else {
+            tenure.phase = Phase::Leaving { how, give_up, reply_to, told: false };
+            tenure.failures = 0;
+            if !tenure.awaits_acquire() || planted.is(Plant::ReleaseOvertakesAcquire) {
+                self.send(now, id, out);
+            } else {
+                self.set_due(id, give_up + OWED);
+            }
+        }
+        if let Some(old) = unapplied {
+            // The call that was to give up the old lease may never be applied.
+            let claim = Claim {
+                key,
+                owner: old,
+                mode,
+                ttl,
+                patience: ttl,
+                queue: false,
+                instead_of: None,
+                tokens: 0,
+                holder,
+            };
+            let mut tenure = Tenure::new(claim, gate, now);
+            tenure.phase =
+                Phase::Leaving { how: Release::Now, give_up, reply_to: None, told: true };
+            let id = self.tenures.insert(tenure);
+            self.send(now, id, out);
+        }
+    }
+
+    /// What a claim says upon an answer; `None` if nobody need know.
+    pub(crate) fn reply(
+        &mut self,
+        now: Moment,
+        call: CallId,
+        answer: Answer,
+        out: &mut Actions,
+    ) -> Option<(TenureId, GateId, Said)> {
+        let id = call.tenure;
+        let tenure = self.tenures.get_mut(id)?;
+        let flight = tenure.flight.take_if(|flight| flight.seq == call.seq)?;
+        tenure.count_doubt(now, &answer);
+        let gate = tenure.gate;
+        let said = match (tenure.phase, answer) {
+            (Phase::Leaving { .. }, Answer::Release(outcome)) => {
+                self.release_answered(now, id, flight, outcome)
+            }
+            (Phase::Leaving { .. }, _) => {
+                self.send(now, id, out);
+                None
+            }
+            (Phase::Asking | Phase::Queued, Answer::Acquire(outcome)) => {
+                self.acquire_answered(now, id, flight, outcome, out)
+            }
+            (Phase::Held { .. }, Answer::Acquire(outcome)) => {
+                // Asked for once more just before the hand-over's notice came.
+                match outcome {
+                    Ok(Attempt::Granted(_)) => {
+                        self.prolong(now, id, flight.sent);
+                    }
+                    _ => self.send(now, id, out),
+                }
+                None
+            }
+            (Phase::Held { .. }, Answer::Renew(outcome)) => {
+                self.renewal_answered(now, id, flight, outcome)
+            }
+            _ => None,
+        };
+        said.map(|said| (id, gate, said))
+    }
+
+    fn release_answered(
+        &mut self,
+        now: Moment,
+        id: TenureId,
+        flight: Flight,
+        outcome: Result<Released>,
+    ) -> Option<Said> {
+        let retry = self.retry_in(id);
+        let tenure = self.tenures.get_mut(id)?;
+        let Phase::Leaving { give_up, reply_to, told, .. } = &mut tenure.phase else { return None };
+        let (give_up, reply_to, was_told) = (*give_up, reply_to.take(), *told);
+        *told = true;
+        match (&outcome, tenure.doubt) {
+            (Ok(_), Doubt::Until(settled)) if flight.sent < settled => self.set_due(id, settled),
+            (Ok(_), _) => {
+                self.remove(id);
+            }
+            (Err(error), Doubt::None) if now >= give_up || !error.kind().is_retryable() => {
+                self.remove(id);
+            }
+            (Err(_), _) => self.set_due(id, now + retry),
+        }
+        (!was_told).then_some(Said::Released { reply_to, outcome })
+    }
+
+    fn acquire_answered(
+        &mut self,
+        now: Moment,
+        id: TenureId,
+        flight: Flight,
+        outcome: Result<Attempt>,
+        out: &mut Actions,
+    ) -> Option<Said> {
+        let retry = self.retry_in(id);
+        let look_jitter = self.random.random_range(0.75..1.0);
+        let planted = self.planted;
+        let tenure = self.tenures.get_mut(id)?;
+        match outcome {
+            Ok(Attempt::Granted(grant)) => {
+                tenure.claim.instead_of = None;
+                let counted_from =
+                    if planted.is(Plant::LeaseCountedFromReply) { now } else { flight.sent };
+                if self.hold(now, id, counted_from, self.tenures[id].claim.ttl) {
+                    Some(Said::Granted(grant))
+                } else {
+                    self.send(now, id, out); // came too late to be of use: ask again
+                    None
+                }
+            }
+            Ok(Attempt::Queued { free_in, holder }) => {
+                tenure.claim.instead_of = None;
+                tenure.phase = Phase::Queued;
+                tenure.asked = flight.sent;
+                tenure.failures = 0;
+                let look = LOOK.min(tenure.claim.patience / 3).mul_f64(look_jitter);
+                let look = free_in.map_or(look, |free| look.min(free + Duration::from_millis(1)));
+                let due = if planted.is(Plant::LostWakeup) { Moment::NEVER } else { now + look };
+                self.set_due(id, due);
+                Some(Said::Queued(holder))
+            }
+            Ok(Attempt::Busy { holder }) => {
+                tenure.claim.instead_of = None;
+                if tenure.claim.queue {
+                    self.send(now, id, out); // somebody joined while it was only tried
+                    return None;
+                }
+                self.leave(now, id, Release::Now, None, out);
+                Some(Said::Busy(holder))
+            }
+            Err(error) if error.kind().is_retryable() && tenure.claim.queue => {
+                tenure.phase = Phase::Asking;
+                self.set_due(id, now + retry);
+                Some(Said::Trouble(error))
+            }
+            Err(error) => {
+                self.leave(now, id, Release::Now, None, out);
+                Some(Said::Failed(error))
+            }
+        }
+    }
+
+    fn renewal_answered(
+        &mut self,
+        now: Moment,
+        id: TenureId,
+        flight: Flight,
+        outcome: Result<Renewed>,
+    ) -> Option<Said> {
+        match outcome {
+            Ok(Renewed::Held { others_wait }) => {
+                let planted = self.planted;
+                let sent = if planted.is(Plant::LeaseCountedFromReply) { now } else { flight.sent };
+                self.prolong(now, id, sent);
+                if planted.is(Plant::OneShotRenewal) {
+                    self.stop_renewing(id);
+                }
+                Some(Said::Renewed { others_wait })
+            }
+            Ok(Renewed::Lost) => {
+                self.remove(id);
+                Some(Said::Lost(LossReason::Forgotten))
+            }
+            Err(error) => {
+                let planted = self.planted;
+                let tenure = self.tenures.get_mut(id)?;
+                let retry = (tenure.claim.ttl / 12).min(LOOK);
+                if let Phase::Held { certain, .. } = &mut tenure.phase {
+                    *certain = false;
+                }
+                let mut due = (now + retry).min(tenure.deadline);
+                if planted.is(Plant::KeeperStopsAfterError) {
+                    due = Moment::NEVER;
+                }
+                self.set_due(id, due);
+                Some(Said::Uncertain(error))
+            }
+        }
+    }
+
+    /// What a claim says upon a notice of the backend.
+    pub(crate) fn notice(
+        &mut self,
+        now: Moment,
+        owner: Owner,
+        notice: Notice,
+        out: &mut Actions,
+    ) -> Option<(TenureId, GateId, Said)> {
+        let id = *self.by_owner.get(&owner)?;
+        let tenure = self.tenures.get_mut(id)?;
+        let gate = tenure.gate;
+        let said = match (notice, tenure.phase) {
+            (Notice::Granted(grant), Phase::Asking | Phase::Queued) => {
+                tenure.claim.instead_of = None;
+                let counted_from = if self.planted.is(Plant::HandoverCountedFromReceipt) {
+                    now
+                } else {
+                    tenure.asked
+                };
+                let patience = tenure.claim.patience;
+                let asking = tenure.awaits_acquire();
+                let held = self.hold(now, id, counted_from, patience);
+                if !asking {
+                    self.send(now, id, out); // confirm it, or ask again
+                }
+                held.then_some(Said::Granted(grant))
+            }
+            (Notice::TryAgain, Phase::Asking | Phase::Queued) => {
+                if tenure.flight.is_none() {
+                    self.send(now, id, out);
+                }
+                None
+            }
+            (Notice::Lost(reason), Phase::Held { .. }) => {
+                self.remove(id);
+                Some(Said::Lost(reason))
+            }
+            _ => None,
+        };
+        said.map(|said| (id, gate, said))
+    }
+
+    /// Does one thing that is due, if any. `Some(None)`: it did, and nobody need know.
+    pub(crate) fn due(
+        &mut self,
+        now: Moment,
+        out: &mut Actions,
+    ) -> Option<Option<(TenureId, GateId, Said)>> {
+        let (at, id) = self.timers.take_due(now)?;
+        let Some(tenure) = self.tenures.get_mut(id).filter(|tenure| tenure.due == at) else {
+            return Some(None);
+        };
+        tenure.due = Moment::NEVER;
+        let gate = tenure.gate;
+        match tenure.phase {
+            Phase::Held { .. } if now >= tenure.deadline => {
+                Some(self.lapse(now, id, out).map(|said| (id, gate, said)))
+            }
+            Phase::Held { renewing, .. } => {
+                let deadline = tenure.deadline;
+                if renewing && tenure.flight.is_none() {
+                    self.send(now, id, out);
+                } else {
+                    self.set_due(id, deadline);
+                }
+                Some(None)
+            }
+            Phase::Leaving { give_up, reply_to, told, .. } => {
+                let over = match tenure.doubt {
+                    Doubt::None => now >= give_up,
+                    _ => now >= give_up + OWED,
+                };
+                if !over {
+                    if !tenure.awaits_acquire() {
+                        self.send(now, id, out);
+                    }
+                    return Some(None);
+                }
+                self.remove(id);
+                let unknown = Err(Error::new(ErrorKind::Unknown, crate::Operation::Release));
+                let said = Said::Released { reply_to, outcome: unknown };
+                Some((!told).then_some((id, gate, said)))
+            }
+            Phase::Asking | Phase::Queued => {
+                if tenure.flight.is_none() {
+                    self.send(now, id, out);
+                }
+                Some(None)
+            }
+        }
+    }
+
+    /// The deadline has passed: the lease is lost, and what may be left of it at
+    /// the backend is released.
+    pub(crate) fn lapse(&mut self, now: Moment, id: TenureId, out: &mut Actions) -> Option<Said> {
+        let tenure = self.tenures.get(id)?;
+        if !matches!(tenure.phase, Phase::Held { .. }) || now < tenure.deadline {
+            return None;
+        }
+        self.leave(now, id, Release::Now, None, out);
+        Some(Said::Lost(LossReason::Deadline))
+    }
+
+    pub(crate) fn next_due(&self) -> Moment {
+        self.timers.next()
+    }
+
+    /// Whether the lease may be handed on: held for certain, half its term left.
+    pub(crate) fn is_fit(&self, now: Moment, id: TenureId) -> bool {
+        self.tenures.get(id).is_some_and(|tenure| {
+            matches!(tenure.phase, Phase::Held { certain: true, .. })
+                && tenure.deadline.since(now) >= tenure.term / 2
+        })
+    }
+
+    /// The deadline of a lease and whether its last renewal was answered.
+    pub(crate) fn standing(&self, id: TenureId) -> Option<(Moment, bool)> {
+        let tenure = self.tenures.get(id)?;
+        match tenure.phase {
+            Phase::Held { certain, .. } => Some((tenure.deadline, certain)),
+            _ => None,
+        }
+    }
+
+    /// The lease ends at its deadline at the latest.
+    pub(crate) fn stop_renewing(&mut self, id: TenureId) {
+        if let Some(Tenure { phase: Phase::Held { renewing, .. }, .. }) = self.tenures.get_mut(id) {
+            *renewing = false;
+        }
+    }
+
+    /// From now on the lease is a reader's; the backend hears of it at once, and
+    /// until it does is merely stricter than it need be.
+    pub(crate) fn downgrade(&mut self, now: Moment, id: TenureId, out: &mut Actions) {
+        let Some(tenure) = self.tenures.get_mut(id) else { return };
+        tenure.claim.mode = Mode::Shared;
+        if !tenure.awaits_acquire() {
+            self.send(now, id, out);
+        }
+    }
+
+    pub(crate) fn mode_and_ttl(&self, id: TenureId) -> Option<(Mode, Duration)> {
+        self.tenures.get(id).map(|tenure| (tenure.claim.mode, tenure.claim.ttl))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tenures.is_empty()
+    }
+
+    /// Sends what the phase calls for.
+    fn send(&mut self, now: Moment, id: TenureId, out: &mut Actions) {
+        let Some(tenure) = self.tenures.get_mut(id) else { return };
+        tenure.seq = tenure.seq.wrapping_add(1);
+        let (request, acquire) = match tenure.phase {
+            Phase::Asking | Phase::Queued => (Request::Acquire(tenure.claim.clone()), true),
+            Phase::Held { .. } => (Request::Renew(tenure.lease()), false),
+            Phase::Leaving { how, .. } => (Request::Release(tenure.lease(), how), false),
+        };
+        tenure.flight = Some(Flight { seq: tenure.seq, sent: now, acquire });
+        let call = CallId { tenure: id, seq: tenure.seq };
+        out.push(Action::Call(call, request));
+        let until = match tenure.phase {
+            Phase::Held { .. } => tenure.deadline,
+            _ => Moment::NEVER,
+        };
+        self.set_due(id, until);
+    }
+
+    /// Makes it a lease, if there is anything left of the term.
+    fn hold(&mut self, now: Moment, id: TenureId, sent: Moment, term: Duration) -> bool {
+        let deadline = sent + (term - margin(term));
+        if deadline <= now {
+            return false;
+        }
+        let tenure = &mut self.tenures[id];
+        tenure.phase = Phase::Held { certain: true, renewing: true };
+        tenure.deadline = deadline;
+        tenure.term = term;
+        tenure.failures = 0;
+        let renew = sent + self.renewal_delay(term);
+        self.set_due(id, renew.max(now).min(deadline));
+        true
+    }
+
+    /// A lease was renewed by a request sent then.
+    fn prolong(&mut self, now: Moment, id: TenureId, sent: Moment) {
+        let tenure = &mut self.tenures[id];
+        let ttl = tenure.claim.ttl;
+        let Phase::Held { certain, .. } = &mut tenure.phase else { return };
+        *certain = true;
+        tenure.deadline = tenure.deadline.max(sent + (ttl - margin(ttl)));
+        tenure.term = ttl;
+        let deadline = tenure.deadline;
+        let renew = sent + self.renewal_delay(ttl);
+        self.set_due(id, renew.max(now).min(deadline));
+    }
+
+    /// A third of the term, spread out.
+    fn renewal_delay(&mut self, term: Duration) -> Duration {
+        let spread = self.random.random_range(896..1024_u32);
+        (term / 3072) * spread
+    }
+
+    fn retry_in(&mut self, id: TenureId) -> Duration {
+        let failures = self.tenures.get_mut(id).map_or(0, |tenure| {
+            tenure.failures = tenure.failures.saturating_add(1);
+            tenure.failures
+        });
+        let delay = FIRST_RETRY * (1 << failures.clamp(1, 6));
+        delay.min(LOOK).mul_f64(self.random.random_range(0.5..1.0))
+    }
+
+    fn set_due(&mut self, id: TenureId, due: Moment) {
+        let Some(tenure) = self.tenures.get_mut(id) else { return };
+        tenure.due = due;
+        if due < Moment::NEVER {
+            self.timers.set(due, id);
+            let tenures = &self.tenures;
+            self.timers.tidy(tenures.len(), |at, id| {
+                tenures.get(id).is_some_and(|tenure| tenure.due == at)
+            });
+        }
+    }
+
+    fn remove(&mut self, id: TenureId) -> Option<Tenure> {
+        let tenure = self.tenures.remove(id)?;
+        self.by_owner.remove(&tenure.claim.owner);
+        Some(tenure)
+    }
+}
+
+impl Tenure {
+    fn new(claim: Claim, gate: GateId, now: Moment) -> Self {
+        Tenure {
+            claim,
+            gate,
+            phase: Phase::Asking,
+            flight: None,
+            seq: 0,
+            asked: now,
+            deadline: Moment::NEVER,
+            term: Duration::ZERO,
+            due: Moment::NEVER,
+            failures: 0,
+            doubt: Doubt::None,
+        }
+    }
+
+    fn lease(&self) -> Lease {
+        let Claim { key, owner, mode, ttl, .. } = &self.claim;
+        Lease { key: key.clone(), owner: *owner, mode: *mode, ttl: *ttl }
+    }
+
+    fn awaits_acquire(&self) -> bool {
+        self.flight.is_some_and(|flight| flight.acquire)
+    }
+
+    fn count_doubt(&mut self, now: Moment, answer: &Answer) {
+        let error = match answer {
+            Answer::Acquire(Err(error)) => {
+                if error.kind() == ErrorKind::Unknown {
+                    self.doubt = Doubt::Open;
+                }
+                return;
+            }
+            Answer::Renew(Err(error)) | Answer::Release(Err(error)) => Some(error.kind()),
+            _ => None,
+        };
+        let silent = matches!(error, Some(ErrorKind::Unknown | ErrorKind::Unavailable));
+        if self.doubt == Doubt::Open && !silent {
+            self.doubt = Doubt::Until(now + SETTLE.min(self.claim.ttl));
+        }
+    }
+}
+
+/// Owners are random already: hashing them again gains nothing.
+#[derive(Debug, Default)]
+struct RandomAlready(u64);
+
+impl Hasher for RandomAlready {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+    fn write_u128(&mut self, owner: u128) {
+        self.0 = owner as u64;
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

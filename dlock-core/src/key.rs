@@ -1,0 +1,253 @@
+//! Keys: what is locked.
+
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Operation};
+
+/// The longest key, in bytes, after escaping.
+pub const MAX_KEY_BYTES: usize = 512;
+
+/// The name of one lockable thing.
+///
+/// Made by [`key!`](crate::key!), which escapes every value it interpolates, so
+/// that no value can name another key:
+///
+/// ```
+/// # fn main() -> dlock_core::Result<()> {
+/// let user = "7:admin";
+/// let key = dlock_core::key!("user:{user}")?;
+/// assert_eq!(key.as_str(), "user:7%3Aadmin");
+/// # Ok(()) }
+/// ```
+///
+/// or from a text of your own by [`Key::new`], which escapes nothing.
+///
+/// `Debug`, logs and error messages show the template (`user:{user}`), not the
+/// values: those may be personal data. [`Key::as_str`] gives the whole text.
+#[derive(Clone)]
+pub struct Key {
+    text: Arc<str>,
+    /// The template; empty when the text itself came from code.
+    template: &'static str,
+}
+
+impl Key {
+    /// A key with exactly this text.
+    ///
+    /// # Errors
+    /// `Invalid` if the text is empty, longer than [`MAX_KEY_BYTES`] or
+    /// contains a control character.
+    pub fn new(text: impl AsRef<str>) -> Result<Self, Error> {
+        Self::checked(text.as_ref(), "")
+    }
+
+    fn checked(text: &str, template: &'static str) -> Result<Self, Error> {
+        let fault = |what: String| {
+            Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
+                .saying(what)
+                .about_key_text(template))
+        };
+        if text.is_empty() {
+            return fault("the key is empty; give the lock a name, such as `order:7`".into());
+        }
+        if text.len() > MAX_KEY_BYTES {
+            return fault(format!(
+                "the key is longer than {MAX_KEY_BYTES} bytes; lock an id or a digest instead of the whole value"
+            ));
+        }
+        if text.chars().any(char::is_control) {
+            return fault(
+                "the key contains a control character; interpolate the value with key!, which escapes it".into(),
+            );
+        }
+        Ok(Key { text: text.into(), template })
+    }
+
+    /// The whole text, values included.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// What may be shown to anybody: the template if values were interpolated,
+    /// else the text.
+    pub fn label(&self) -> &str {
+        if self.template.is_empty() { &self.text } else { self.template }
+    }
+
+    /// The same key, shown under this name to people and metrics.
+    #[must_use]
+    pub fn named(mut self, name: &'static str) -> Self {
+        self.template = name;
+        self
+    }
+
+    /// The template or, for a key made from a text, an empty string.
+    pub(crate) fn template(&self) -> &'static str {
+        self.template
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+impl Eq for Key {}
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+impl std::hash::Hash for Key {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
+    }
+}
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({})", self.label())
+    }
+}
+
+/// What a lock can be named by: a [`Key`], what [`key!`](crate::key!) makes, or
+/// a text that needs no escaping.
+///
+/// A fault in the key is told by `lock()`, so that the call chain needs one `?`.
+pub trait IntoKey {
+    /// The key, or what is wrong with it.
+    ///
+    /// # Errors
+    /// As [`Key::new`].
+    fn into_key(self) -> Result<Key, Error>;
+}
+
+impl IntoKey for Key {
+    fn into_key(self) -> Result<Key, Error> {
+        Ok(self)
+    }
+}
+impl IntoKey for &Key {
+    fn into_key(self) -> Result<Key, Error> {
+        Ok(self.clone())
+    }
+}
+impl IntoKey for Result<Key, Error> {
+    fn into_key(self) -> Result<Key, Error> {
+        self
+    }
+}
+impl IntoKey for &str {
+    fn into_key(self) -> Result<Key, Error> {
+        Key::new(self)
+    }
+}
+impl IntoKey for String {
+    fn into_key(self) -> Result<Key, Error> {
+        Key::new(self)
+    }
+}
+
+/// Builds a key from a template; `key!` expands to calls of this.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct KeyWriter {
+    text: String,
+    template: &'static str,
+}
+
+impl KeyWriter {
+    #[doc(hidden)]
+    pub fn new(template: &'static str) -> Self {
+        KeyWriter { text: String::with_capacity(48), template }
+    }
+
+    #[doc(hidden)]
+    pub fn literal(mut self, text: &str) -> Self {
+        self.text.push_str(text);
+        self
+    }
+
+    #[doc(hidden)]
+    pub fn value(mut self, value: fmt::Arguments<'_>) -> Self {
+        // A value whose Display fails leaves a key that no other value makes.
+        if Escape(&mut self.text).write_fmt(value).is_err() && self.text.len() <= MAX_KEY_BYTES {
+            self.text.push('\u{0}');
+        }
+        self
+    }
+
+    #[doc(hidden)]
+    pub fn finish(self) -> Result<Key, Error> {
+        Key::checked(&self.text, self.template)
+    }
+}
+
+/// Percent-escapes everything that could separate, open or close something.
+struct Escape<'a>(&'a mut String);
+
+impl Escape<'_> {
+    fn keeps(c: char) -> bool {
+        c.is_ascii_alphanumeric()
+            || matches!(c, '_' | '-' | '.' | '@')
+            || (!c.is_ascii() && !c.is_control())
+    }
+}
+
+impl fmt::Write for Escape<'_> {
+    fn write_str(&mut self, piece: &str) -> fmt::Result {
+        for c in piece.chars() {
+            if self.0.len() > MAX_KEY_BYTES {
+                return Err(fmt::Error); // too long already: finish() says so
+            }
+            if Self::keeps(c) {
+                self.0.push(c);
+            } else {
+                let mut utf8 = [0; 4];
+                for byte in c.encode_utf8(&mut utf8).bytes() {
+                    write!(self.0, "%{byte:02X}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(value: &str) -> Result<Key, Error> {
+        KeyWriter::new("user:{id}").literal("user:").value(format_args!("{value}")).finish()
+    }
+
+    #[test]
+    fn values_cannot_forge_another_key() {
+        assert_eq!(made("7").unwrap().as_str(), "user:7");
+        assert_eq!(made("7:x{y}%").unwrap().as_str(), "user:7%3Ax%7By%7D%25");
+        assert_eq!(made("a\0b\nc").unwrap().as_str(), "user:a%00b%0Ac");
+        assert_eq!(made("näme-🎉").unwrap().as_str(), "user:näme-🎉");
+        assert_eq!(made("\u{85}").unwrap().as_str(), "user:%C2%85");
+    }
+
+    #[test]
+    fn bad_keys_are_typed_errors() {
+        for bad in ["", "a\nb", &"x".repeat(513)] {
+            assert_eq!(Key::new(bad).unwrap_err().kind(), ErrorKind::Invalid, "{bad:?}");
+        }
+        assert!(Key::new("x".repeat(512)).is_ok());
+        assert_eq!(made(&"x".repeat(10_000)).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn debug_shows_the_template_only() {
+        let key = made("secret@example.org").unwrap();
+        assert_eq!(format!("{key:?}"), "Key(user:{id})");
+        assert_eq!(format!("{:?}", Key::new("nightly").unwrap()), "Key(nightly)");
+    }
+}

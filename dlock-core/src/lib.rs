@@ -1,0 +1,88 @@
+//! Distributed locks: one API over the store you already run.
+//!
+//! ```
+//! use dlock_core::{Dlock, key};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
+//! let dlock = Dlock::connect("memory://").await?;
+//! let id = 7;
+//! let guard = dlock.mutex(key!("order:{id}")).lock().await?; // waits without polling, renews by itself
+//! println!("write with token {}", guard.token()); // rising for this key
+//! guard.release().await?; // or drop it
+//! # Ok(()) }
+//! ```
+//!
+//! # What is promised
+//!
+//! - While a guard is [`State::Held`] or [`State::Uncertain`] nobody else's guard
+//!   of that key is, as long as the backend neither loses data nor has its clock
+//!   set.
+//! - A guard knows when its lock is lost, by its own clock, whatever the network
+//!   does: [`Guard::state`], [`Guard::lost`], [`Guard::run`].
+//! - Every guard of a lock has a [`Token`], higher than those before it, so that
+//!   the resource can reject a holder that was overtaken: [`Fence`].
+//! - Whatever is dropped, at whatever await, leaves no lock and no place in a
+//!   queue behind.
+//!
+//! # What is not
+//!
+//! - No lock service can stop a process that was paused while it held a lock and
+//!   wakes up after it went to somebody else. Send the token along.
+//! - `memory://` locks between the tasks and clients of one process only.
+
+#[allow(unused_extern_crates, reason = "expanded macros name the crate so, inside it too")]
+extern crate self as dlock_core;
+
+pub mod backend;
+mod claim;
+mod client;
+mod clock;
+mod config;
+mod driver;
+#[cfg(not(feature = "simulation"))]
+mod engine;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod engine;
+mod error;
+mod fence;
+mod gate;
+mod guard;
+mod keeper;
+mod key;
+pub mod observe;
+mod plant;
+mod primitive;
+mod reentry;
+pub mod testing;
+mod timers;
+
+pub use backend::{Backend, Capabilities};
+pub use claim::{
+    Attempt, Claim, Grant, Holder, Lease, LossReason, Mode, Notice, Owner, Release, Released,
+    Renewed, Token,
+};
+pub use client::{Builder, Dlock, Health, LocalHold, LocalState, LocalWait, global, init};
+pub use clock::Moment;
+pub use config::{Config, MAX_TTL};
+pub use error::{Error, ErrorKind, Operation, Result};
+pub use fence::{Access, Fence};
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub use gate::HandoverLimits;
+pub use guard::{Guard, Permits, State};
+pub use key::{IntoKey, Key, MAX_KEY_BYTES};
+pub use observe::Event;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub use plant::{Plant, Planted};
+pub use primitive::{Held, Lock, MultiGuard, MultiLock, Mutex, RwLock, Semaphore};
+
+#[cfg(feature = "macros")]
+pub use dlock_macros::key;
+
+/// What expanded macros use.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::key::KeyWriter;
+}

@@ -1,0 +1,86 @@
+//! The future of one acquisition.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::client::Handle;
+use crate::driver::{Spot, Wakers};
+use crate::engine::{Ask, Outcome, Refusal};
+
+/// Waits for a ticket to be admitted. Dropped before that, it leaves nothing.
+pub(super) struct Acquire<'a> {
+    handle: &'a Arc<Handle>,
+    stage: Stage,
+}
+
+enum Stage {
+    Start(Ask),
+    Waiting(Spot),
+    Done,
+}
+
+/// What the ticket was admitted with.
+pub(super) struct Admission {
+    pub(super) spot: Spot,
+    pub(super) token: u64,
+    pub(super) handed_over: bool,
+    pub(super) waited: std::time::Duration,
+}
+
+impl<'a> Acquire<'a> {
+    pub(super) fn new(handle: &'a Arc<Handle>, ask: Ask) -> Self {
+        Acquire { handle, stage: Stage::Start(ask) }
+    }
+}
+
+impl Future for Acquire<'_> {
+    type Output = Result<Admission, Refusal>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let core = &self.handle.core;
+        let spot = match std::mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Start(ask) => {
+                let shard = core.shard_of(&ask.key);
+                let enqueued = core.step(shard, |machine, now, actions| {
+                    machine.enqueue(now, ask, Wakers::new(), actions)
+                });
+                match enqueued {
+                    Ok(ticket) => Spot { shard, ticket },
+                    Err(refusal) => return Poll::Ready(Err(refusal)),
+                }
+            }
+            Stage::Waiting(spot) => spot,
+            Stage::Done => return Poll::Pending,
+        };
+        let outcome = core.look(spot.shard, |machine, _| {
+            let outcome = machine.outcome(spot.ticket);
+            if let (Outcome::Waiting, Some(wakers)) = (&outcome, machine.payload_mut(spot.ticket)) {
+                wakers.clear();
+                wakers.push(cx.waker().clone());
+            }
+            outcome
+        });
+        match outcome {
+            Outcome::Waiting => {
+                self.stage = Stage::Waiting(spot);
+                Poll::Pending
+            }
+            Outcome::Admitted { token, handed_over, waited } => {
+                Poll::Ready(Ok(Admission { spot, token, handed_over, waited }))
+            }
+            Outcome::Refused(refusal) => Poll::Ready(Err(refusal)),
+        }
+    }
+}
+
+impl Drop for Acquire<'_> {
+    fn drop(&mut self) {
+        if let Stage::Waiting(Spot { shard, ticket }) = self.stage {
+            self.handle
+                .core
+                .step(shard, |machine, now, actions| machine.forget(now, ticket, actions));
+        }
+    }
+}

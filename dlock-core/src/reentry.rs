@@ -1,0 +1,119 @@
+//! Frames: which locks the running code is inside of.
+//!
+//! `guard.run(..)`, and so the attribute, opens a frame for its key around the
+//! code it runs. Whoever asks for that key again inside it does not wait for
+//! himself: he queues at a gate *inside* the lease (see `gate.rs`), which lets
+//! one in after the other. So nested calls go through, and siblings in a `join!`
+//! still exclude each other.
+//!
+//! A frame belongs to the task that runs the code. A task spawned from there is
+//! outside and waits like anybody else.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use crate::claim::Mode;
+use crate::driver::Spot;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::key::Key;
+
+tokio::task_local! {
+    static INNERMOST: Arc<Frame>;
+}
+
+/// A held key around the running code.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    client: u64,
+    key: Key,
+    mode: Mode,
+    pub(crate) spot: Spot,
+    /// The last key of the `all_of` that this belongs to.
+    last_of_all: Option<Key>,
+    outer: Option<Arc<Frame>>,
+}
+
+impl Frame {
+    pub(crate) fn new(client: u64, key: Key, mode: Mode, spot: Spot) -> Self {
+        Frame { client, key, mode, spot, last_of_all: None, outer: None }
+    }
+
+    pub(crate) fn among(mut self, last: &Key) -> Self {
+        self.last_of_all = Some(last.clone());
+        self
+    }
+}
+
+fn innermost() -> Option<Arc<Frame>> {
+    INNERMOST.try_with(Arc::clone).ok()
+}
+
+fn frames(innermost: &Option<Arc<Frame>>) -> impl Iterator<Item = &Arc<Frame>> {
+    std::iter::successors(innermost.as_ref(), |frame| frame.outer.as_ref())
+}
+
+/// Runs a future inside a frame.
+pub(crate) fn inside<T>(frame: Frame, future: impl Future<Output = T>) -> impl Future<Output = T> {
+    inside_all([frame], future)
+}
+
+/// Runs a future inside several frames, the last one innermost.
+pub(crate) fn inside_all<T>(
+    inner: impl IntoIterator<Item = Frame>,
+    future: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    let frame = inner
+        .into_iter()
+        .fold(innermost(), |outer, frame| Some(Arc::new(Frame { outer, ..frame })));
+    async move {
+        match frame {
+            Some(frame) => INNERMOST.scope(frame, future).await,
+            None => future.await,
+        }
+    }
+}
+
+/// The innermost frame of this key.
+pub(crate) fn find(client: u64, key: &Key) -> Option<Arc<Frame>> {
+    let innermost = innermost()?;
+    frames(&Some(innermost)).find(|frame| frame.client == client && frame.key == *key).cloned()
+}
+
+/// Whether the running code is inside a lock of this key, of whatever client.
+pub(crate) fn is_inside(key: &Key) -> bool {
+    frames(&innermost()).any(|frame| frame.key == *key && !frame.mode.is_permits())
+}
+
+/// Where a claim for `key` goes: nested in a frame, or out (`None`).
+///
+/// # Errors
+/// `WouldDeadlock` if it could never be granted: a reader that wants to write,
+/// or a key that belongs before those of an `all_of` around this code.
+pub(crate) fn nesting(client: u64, key: &Key, mode: Mode) -> Result<Option<Spot>> {
+    if mode.is_permits() {
+        return Ok(None);
+    }
+    let innermost = innermost();
+    let would_deadlock = |why: &str| {
+        Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire).on(key).saying(why))
+    };
+    for frame in frames(&innermost).filter(|frame| frame.client == client) {
+        if frame.key == *key && !frame.mode.is_permits() {
+            if frame.mode == Mode::Shared && mode == Mode::Exclusive {
+                return would_deadlock(
+                    "this code holds the key for reading and cannot wait for itself to write; take it exclusively from the start",
+                );
+            }
+            return Ok(Some(frame.spot));
+        }
+    }
+    let out_of_order = frames(&innermost)
+        .filter(|frame| frame.client == client)
+        .any(|frame| frame.last_of_all.as_ref().is_some_and(|last| key < last));
+    if out_of_order {
+        return would_deadlock(
+            "this code holds an all_of with keys that come after this one; add the key to the all_of",
+        );
+    }
+    Ok(None)
+}

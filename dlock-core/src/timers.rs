@@ -1,0 +1,42 @@
+//! Pure: what is due when.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::clock::Moment;
+
+/// Alarms in order. Setting one is cheap and nothing is ever unset: whoever
+/// takes an alarm checks whether it still stands, and [`Timers::tidy`] throws
+/// out the fallen ones before they outnumber the standing.
+#[derive(Debug)]
+pub(crate) struct Timers<T: Ord> {
+    heap: BinaryHeap<Reverse<(Moment, T)>>,
+}
+
+impl<T: Ord + Copy> Timers<T> {
+    pub(crate) fn new() -> Self {
+        Timers { heap: BinaryHeap::new() }
+    }
+
+    pub(crate) fn set(&mut self, at: Moment, what: T) {
+        self.heap.push(Reverse((at, what)));
+    }
+
+    pub(crate) fn next(&self) -> Moment {
+        self.heap.peek().map_or(Moment::NEVER, |Reverse((at, _))| *at)
+    }
+
+    pub(crate) fn take_due(&mut self, now: Moment) -> Option<(Moment, T)> {
+        if self.next() > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse(alarm)| alarm)
+    }
+
+    /// Keeps the number of fallen alarms below that of what can stand.
+    pub(crate) fn tidy(&mut self, can_stand: usize, stands: impl Fn(Moment, T) -> bool) {
+        if self.heap.len() > 2 * can_stand + 64 {
+            self.heap.retain(|Reverse((at, what))| stands(*at, *what));
+        }
+    }
+}

@@ -1,0 +1,5 @@
+use dlock_core::key;
+
+fn main() {
+    let _ = key!("order:{order_id}");
+}

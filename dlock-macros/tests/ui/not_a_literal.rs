@@ -1,0 +1,6 @@
+use dlock_core::key;
+
+fn main() {
+    let name = "order:7";
+    let _ = key!(name);
+}

@@ -1,0 +1,6 @@
+use dlock_core::key;
+
+fn main() {
+    let _ = key!("order:{}");
+    let _ = key!("order:{0}");
+}

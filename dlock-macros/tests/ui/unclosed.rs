@@ -1,0 +1,6 @@
+use dlock_core::key;
+
+fn main() {
+    let order_id = 7;
+    let _ = key!("order:{order_id");
+}
