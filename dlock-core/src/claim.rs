@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::Moment;
 use crate::key::Key;
 
 /// 128 random bits, new for every acquisition.
@@ -125,6 +126,10 @@ pub struct Claim {
     pub tokens: u32,
     /// Who asks.
     pub holder: Arc<Holder>,
+    /// When it was sent, by the asker's clock. Says nothing to the backend, which
+    /// keeps that of the latest asking in the queue and gives it back in
+    /// [`Notice::Granted`].
+    pub sent: Moment,
 }
 
 /// The lock was given.
@@ -204,7 +209,13 @@ pub enum Released {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A queued claim was given the lock.
-    Granted(Grant),
+    Granted {
+        /// With these tokens.
+        grant: Grant,
+        /// When the asking was sent that the hand-over lasts from. A notice may
+        /// be late, even later than the end of what it tells of.
+        sent: Moment,
+    },
     /// A queued claim may find the lock free now.
     TryAgain,
     /// A lease ended: broken by an operator, or its session expired.

@@ -15,8 +15,8 @@
 //!
 //! Invariants:
 //! - *Deadline*: a moment before the answered request was sent, plus the term,
-//!   minus the drift margin. For a hand-over the request is the last answered
-//!   asking and the term the patience. A deadline is never counted from an answer
+//!   minus the drift margin. For a hand-over the request is the asking
+//!   that the notice names and the term the patience. A deadline is never counted from an answer
 //!   or a notice, and a lost lease never comes back.
 //! - *Order*: a release is not sent while an acquire is unanswered. A renewal
 //!   may be: it creates nothing.
@@ -117,8 +117,6 @@ struct Tenure {
     phase: Phase,
     flight: Option<Flight>,
     seq: u32,
-    /// When the last answered acquire was sent; before any, the first one.
-    asked: Moment,
     deadline: Moment,
     /// How long the lease lasts from the request that `deadline` counts from.
     term: Duration,
@@ -200,8 +198,9 @@ impl Keeper {
             instead_of,
             tokens: wish.tokens,
             holder: wish.holder,
+            sent: now,
         };
-        let id = self.tenures.insert(Tenure::new(claim, wish.gate, now));
+        let id = self.tenures.insert(Tenure::new(claim, wish.gate));
         self.by_owner.insert(owner, id);
         self.send(now, id, out);
         id
@@ -268,8 +267,9 @@ impl Keeper {
                 instead_of: None,
                 tokens: 0,
                 holder,
+                sent: now,
             };
-            let mut tenure = Tenure::new(claim, gate, now);
+            let mut tenure = Tenure::new(claim, gate);
             tenure.phase =
                 Phase::Leaving { how: Release::Now, give_up, reply_to: None, told: true };
             let id = self.tenures.insert(tenure);
@@ -371,7 +371,6 @@ impl Keeper {
             Ok(Attempt::Queued { free_in, holder }) => {
                 tenure.claim.instead_of = None;
                 tenure.phase = Phase::Queued;
-                tenure.asked = flight.sent;
                 tenure.failures = 0;
                 let look = LOOK.min(tenure.claim.patience / 3).mul_f64(look_jitter);
                 let look = free_in.map_or(look, |free| look.min(free + Duration::from_millis(1)));
@@ -450,13 +449,10 @@ impl Keeper {
         let tenure = self.tenures.get_mut(id)?;
         let gate = tenure.gate;
         let said = match (notice, tenure.phase) {
-            (Notice::Granted(grant), Phase::Asking | Phase::Queued) => {
+            (Notice::Granted { grant, sent }, Phase::Asking | Phase::Queued) => {
                 tenure.claim.instead_of = None;
-                let counted_from = if self.planted.is(Plant::HandoverCountedFromReceipt) {
-                    now
-                } else {
-                    tenure.asked
-                };
+                let counted_from =
+                    if self.planted.is(Plant::HandoverCountedFromReceipt) { now } else { sent };
                 let patience = tenure.claim.patience;
                 let asking = tenure.awaits_acquire();
                 let held = self.hold(now, id, counted_from, patience);
@@ -592,7 +588,10 @@ impl Keeper {
         let Some(tenure) = self.tenures.get_mut(id) else { return };
         tenure.seq = tenure.seq.wrapping_add(1);
         let (request, acquire) = match tenure.phase {
-            Phase::Asking | Phase::Queued => (Request::Acquire(tenure.claim.clone()), true),
+            Phase::Asking | Phase::Queued => {
+                tenure.claim.sent = now;
+                (Request::Acquire(tenure.claim.clone()), true)
+            }
             Phase::Held { .. } => (Request::Renew(tenure.lease()), false),
             Phase::Leaving { how, .. } => (Request::Release(tenure.lease(), how), false),
         };
@@ -670,14 +669,13 @@ impl Keeper {
 }
 
 impl Tenure {
-    fn new(claim: Claim, gate: GateId, now: Moment) -> Self {
+    fn new(claim: Claim, gate: GateId) -> Self {
         Tenure {
             claim,
             gate,
             phase: Phase::Asking,
             flight: None,
             seq: 0,
-            asked: now,
             deadline: Moment::NEVER,
             term: Duration::ZERO,
             due: Moment::NEVER,

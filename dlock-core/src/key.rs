@@ -83,6 +83,7 @@ impl Key {
     }
 
     /// The template or, for a key made from a text, an empty string.
+    #[cfg(feature = "metrics")]
     pub(crate) fn template(&self) -> &'static str {
         self.template
     }

@@ -39,9 +39,6 @@ mod client;
 mod clock;
 mod config;
 mod driver;
-#[cfg(not(feature = "simulation"))]
-mod engine;
-#[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod engine;
 mod error;
@@ -67,13 +64,11 @@ pub use clock::Moment;
 pub use config::{Config, MAX_TTL};
 pub use error::{Error, ErrorKind, Operation, Result};
 pub use fence::{Access, Fence};
-#[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub use gate::HandoverLimits;
 pub use guard::{Guard, Permits, State};
 pub use key::{IntoKey, Key, MAX_KEY_BYTES};
 pub use observe::Event;
-#[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub use plant::{Plant, Planted};
 pub use primitive::{Held, Lock, MultiGuard, MultiLock, Mutex, RwLock, Semaphore};

@@ -18,11 +18,12 @@ pub enum Plant {
     DeadWaitersStay,
     ReadersAdmitWriter,
     CancelForgetsGrant,
+    UnfencedWrite,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 12] = [
+    pub const ALL: [Plant; 13] = [
         Plant::ReleaseWithoutOwnerCheck,
         Plant::LeaseCountedFromReply,
         Plant::OneShotRenewal,
@@ -35,6 +36,7 @@ impl Plant {
         Plant::DeadWaitersStay,
         Plant::ReadersAdmitWriter,
         Plant::CancelForgetsGrant,
+        Plant::UnfencedWrite,
     ];
 }
 

@@ -94,6 +94,8 @@ struct Waiter {
     tokens: u32,
     since: Moment,
     asked: Moment,
+    /// As its claim says; not this server's clock.
+    sent: Moment,
     patience: Duration,
     holder: Arc<Holder>,
 }
@@ -144,6 +146,7 @@ impl Queue {
         let place = lock.waiters.iter().position(|waiter| waiter.owner == claim.owner);
         if let Some(place) = place {
             lock.waiters[place].asked = now;
+            lock.waiters[place].sent = claim.sent;
             lock.waiters[place].patience = claim.patience;
         }
         lock.settle(minting, &claim.key, out);
@@ -172,6 +175,7 @@ impl Queue {
                 tokens: claim.tokens,
                 since: now,
                 asked: now,
+                sent: claim.sent,
                 patience: claim.patience,
                 holder: claim.holder.clone(),
             });
@@ -454,7 +458,7 @@ impl Lock {
                 client: first.holder.client,
                 key: key.clone(),
                 owner: first.owner,
-                notice: Notice::Granted(grant),
+                notice: Notice::Granted { grant, sent: first.sent },
             });
             self.add(Held {
                 owner: first.owner,

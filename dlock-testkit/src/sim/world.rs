@@ -1,0 +1,860 @@
+//! The world that a seed plays in.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::memory::queue::{Queue, Sent};
+use dlock_core::engine::{
+    Action, Actions, Answer, Ask, CallId, Engine, Lane, Limits, Outcome, Refusal, Request,
+    Standing, Ticket, Wait,
+};
+use dlock_core::{
+    Error, ErrorKind, HandoverLimits, Holder, Key, Mode, Moment, Notice, Operation, Owner, Plant,
+    Planted, Release, Released,
+};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::checker::Checker;
+use super::plan::{Fault, Plan};
+use super::{Options, Report};
+
+/// Who sits where: a task of a process, in one of its lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Seat {
+    pub(super) process: usize,
+    pub(super) life: u32,
+    pub(super) task: usize,
+    pub(super) round: u32,
+}
+
+/// The server's time when the simulation starts, in microseconds.
+const EPOCH_MICROS: u64 = 1_700_000_000_000_000;
+/// How often the checker looks for stalls once faults are over.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long a free lock may be waited for: a lost message costs about a second,
+/// a call its time-out.
+const STALL: Duration = Duration::from_millis(2_500);
+/// How long anybody may wait once faults are over: tasks hold for less than
+/// a tenth of a second.
+const LONGEST_WAIT: Duration = Duration::from_secs(4);
+
+pub(super) struct World {
+    plan: Plan,
+    random: StdRng,
+    now: Duration,
+    seq: u64,
+    events: BinaryHeap<Reverse<(Duration, u64, Pending)>>,
+    happenings: BTreeMap<u64, Event>,
+    processes: Vec<Process>,
+    servers: Vec<Server>,
+    keys: Vec<Key>,
+    checker: Checker,
+    /// Since when a key has been free at every look.
+    free_since: Vec<Option<Duration>>,
+    planted: Planted,
+    plant: Option<Plant>,
+    clients: u64,
+    wants_log: bool,
+    report: Report,
+}
+
+/// Orders nothing: events are ordered by time and number.
+type Pending = ();
+
+struct Process {
+    life: u32,
+    client: u64,
+    alive: bool,
+    paused: bool,
+    clock: Drifting,
+    /// One machine for each server.
+    machines: Vec<Engine<usize>>,
+    ticks: Vec<Duration>,
+    unanswered: Vec<BTreeMap<CallId, Request>>,
+    tasks: Vec<Task>,
+    /// What happened while it was paused.
+    missed: VecDeque<Event>,
+}
+
+#[derive(Clone, Copy)]
+struct Drifting {
+    per_mille: i64,
+    offset: Duration,
+}
+
+impl Drifting {
+    fn at(self, now: Duration) -> Moment {
+        let nanos = i128::try_from(now.as_nanos()).unwrap_or(0);
+        let local = nanos + nanos * i128::from(self.per_mille) / 1_000;
+        Moment::from_nanos(u64::try_from(local).unwrap_or(0)) + self.offset
+    }
+
+    /// When the clock shows this, at the earliest.
+    fn when(self, shows: Moment) -> Duration {
+        let local = i128::from((shows - self.offset).as_nanos());
+        let nanos = local * 1_000 / i128::from(1_000 + self.per_mille) + 1;
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+struct Server {
+    queue: Queue,
+    clock: Drifting,
+    down: bool,
+    stopped: bool,
+    inbox: VecDeque<Event>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    Thinking,
+    Waiting,
+    Holding,
+    Releasing,
+}
+
+#[derive(Clone, Debug)]
+struct Task {
+    doing: Doing,
+    round: u32,
+    ticket: Option<Ticket>,
+    key: usize,
+    mode: Mode,
+    since: Duration,
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// A machine has something due.
+    Tick { process: usize, life: u32, server: usize },
+    /// A task goes on.
+    Task { seat: Seat, step: TaskStep },
+    /// A request reaches its server.
+    Request { process: usize, life: u32, server: usize, call: CallId, request: Box<Request> },
+    /// An answer reaches its process.
+    Answer { process: usize, life: u32, server: usize, call: CallId, answer: Box<Answer> },
+    /// A call was not answered in time.
+    TimeOut { process: usize, life: u32, server: usize, call: CallId },
+    /// A notice reaches its process.
+    Notice { client: u64, server: usize, owner: Owner, notice: Notice },
+    Fault(Fault),
+    Over(Fault),
+    Look,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TaskStep {
+    Ask,
+    Cancel,
+    Write,
+    Done,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, options: &Options) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let plan = Plan::new(&mut random);
+        let planted = Planted::with(options.plant);
+        let keys: Vec<Key> =
+            (0..plan.keys).map(|n| Key::new(format!("k{n}")).expect("a valid key")).collect();
+        let servers = (0..plan.servers)
+            .map(|_| Server {
+                queue: Queue::new(EPOCH_MICROS, planted),
+                clock: Drifting { per_mille: drift(&mut random, plan.drift), offset: Duration::ZERO },
+                down: false,
+                stopped: false,
+                inbox: VecDeque::new(),
+            })
+            .collect();
+        let mut world = World {
+            checker: Checker::new(2 * plan.keys),
+            free_since: vec![None; plan.keys],
+            now: Duration::ZERO,
+            seq: 0,
+            events: BinaryHeap::new(),
+            happenings: BTreeMap::new(),
+            processes: Vec::new(),
+            servers,
+            keys,
+            planted,
+            plant: options.plant,
+            clients: 0,
+            wants_log: options.log,
+            report: Report::default(),
+            random,
+            plan,
+        };
+        for process in 0..world.plan.processes {
+            let born = world.new_process(0);
+            world.processes.push(born);
+            world.start_tasks(process);
+        }
+        for (at, fault) in world.plan.faults.clone() {
+            world.at(at, Event::Fault(fault));
+        }
+        let first_look = world.plan.faulty_for + LOOK;
+        world.at(first_look, Event::Look);
+        world
+    }
+
+    pub(super) fn play(mut self) -> Report {
+        if self.wants_log {
+            let _ = writeln!(self.report.log, "{:?}", self.plan);
+        }
+        let end = self.plan.day_ends + Duration::from_secs(4) + self.plan.call_timeout;
+        while let Some(Reverse((at, seq, ()))) = self.events.pop() {
+            if at > end || self.checker.violation.is_some() {
+                break;
+            }
+            self.now = at;
+            let Some(event) = self.happenings.remove(&seq) else { continue };
+            self.log(|| format!("{event:?}"));
+            self.happen(event);
+        }
+        self.now = end;
+        self.judge_rest();
+        self.report.violation = self.checker.violation.take();
+        self.report
+    }
+
+    fn log(&mut self, line: impl FnOnce() -> String) {
+        if self.wants_log {
+            let now = self.now;
+            let _ = writeln!(self.report.log, "{now:?} {}", line());
+        }
+    }
+
+    fn at(&mut self, at: Duration, event: Event) {
+        self.seq += 1;
+        self.events.push(Reverse((at, self.seq, ())));
+        self.happenings.insert(self.seq, event);
+    }
+
+    fn after(&mut self, delay: Duration, event: Event) {
+        self.at(self.now + delay, event);
+    }
+
+    fn chance(&mut self, of_a_hundred: u32) -> bool {
+        of_a_hundred > 0 && self.random.random_ratio(of_a_hundred.min(100), 100)
+    }
+
+    fn between(&mut self, least: Duration, most: Duration) -> Duration {
+        let (least, most) = (least.as_nanos() as u64, most.as_nanos() as u64);
+        Duration::from_nanos(self.random.random_range(least..=most.max(least)))
+    }
+
+    fn is_faulty(&self) -> bool {
+        self.now < self.plan.faulty_for
+    }
+
+    fn longest_lease(&self) -> Duration {
+        self.plan.ttl.mul_f64(1.1) + Duration::from_secs(1)
+    }
+
+    // -- processes ---------------------------------------------------------
+
+    fn new_process(&mut self, life: u32) -> Process {
+        self.clients += 1;
+        let limits = Limits {
+            handover: HandoverLimits { count: self.plan.handovers, tenure: self.plan.tenure },
+            waiters: 100,
+        };
+        let machines = (0..self.plan.servers)
+            .map(|_| Engine::new(limits, self.random.random(), self.planted))
+            .collect();
+        let clock = Drifting {
+            per_mille: drift(&mut self.random, self.plan.drift),
+            offset: Duration::from_nanos(self.random.random_range(0..10_000_000_000)),
+        };
+        let idle = Task {
+            doing: Doing::Thinking,
+            round: 0,
+            ticket: None,
+            key: 0,
+            mode: Mode::Exclusive,
+            since: Duration::ZERO,
+        };
+        Process {
+            life,
+            client: self.clients,
+            alive: true,
+            paused: false,
+            clock,
+            machines,
+            ticks: vec![Duration::MAX; self.plan.servers],
+            unanswered: vec![BTreeMap::new(); self.plan.servers],
+            tasks: vec![idle; self.plan.tasks],
+            missed: VecDeque::new(),
+        }
+    }
+
+    fn start_tasks(&mut self, process: usize) {
+        for task in 0..self.plan.tasks {
+            let seat = Seat { process, life: self.processes[process].life, task, round: 0 };
+            let think = self.between(Duration::ZERO, self.plan.longest_think);
+            self.after(think, Event::Task { seat, step: TaskStep::Ask });
+        }
+    }
+
+    fn server_of(&self, key: usize) -> usize {
+        key % self.plan.servers
+    }
+
+    /// Where the checker keeps a key's history: semaphores have keys of their own.
+    fn history_of(&self, key: usize, mode: Mode) -> usize {
+        if mode.is_permits() { self.plan.keys + key } else { key }
+    }
+
+    /// Lets a machine take a step and does what it calls for.
+    fn step<T>(
+        &mut self,
+        process: usize,
+        server: usize,
+        step: impl FnOnce(&mut Engine<usize>, Moment, &mut Actions) -> T,
+    ) -> T {
+        let mut actions = Actions::new();
+        let local = self.processes[process].clock.at(self.now);
+        let result = step(&mut self.processes[process].machines[server], local, &mut actions);
+        for action in actions {
+            match action {
+                Action::Call(call, request) => self.send(process, server, call, request),
+                Action::Wake(ticket) => self.wake(process, server, ticket),
+                Action::Lost(..) => self.report.losses += 1,
+                _ => {}
+            }
+        }
+        let due = self.processes[process].machines[server].next_due();
+        if due < Moment::NEVER {
+            let due = self.processes[process].clock.when(due).max(self.now);
+            if due < self.processes[process].ticks[server] {
+                self.processes[process].ticks[server] = due;
+                let life = self.processes[process].life;
+                self.at(due, Event::Tick { process, life, server });
+            }
+        }
+        result
+    }
+
+    fn judge(&mut self, history: usize) {
+        let (processes, now, keys) = (&self.processes, self.now, self.plan.keys);
+        let servers = self.plan.servers;
+        self.checker.overlap(history, |seat| {
+            let process = &processes[seat.process];
+            let Some(ticket) = process.tasks[seat.task].ticket else { return false };
+            let machine = &process.machines[(history % keys) % servers];
+            matches!(machine.standing(process.clock.at(now), ticket), Standing::Held { .. })
+        });
+    }
+
+    // -- tasks -------------------------------------------------------------
+
+    fn task_step(&mut self, seat: Seat, step: TaskStep) {
+        let Seat { process, task, .. } = seat;
+        let current = &self.processes[process].tasks[task];
+        if current.round != seat.round {
+            return;
+        }
+        match (step, current.doing) {
+            (TaskStep::Ask, Doing::Thinking) => self.ask(seat),
+            (TaskStep::Cancel, Doing::Waiting) => self.let_go(seat),
+            (TaskStep::Write, Doing::Holding) => self.write(seat),
+            (TaskStep::Done, Doing::Holding) => self.done(seat),
+            _ => {}
+        }
+    }
+
+    fn ask(&mut self, seat: Seat) {
+        if self.now >= self.plan.day_ends {
+            return; // the day is over
+        }
+        let key = self.random.random_range(0..self.plan.keys);
+        let mode = if self.chance(self.plan.permits) {
+            Mode::Permits { take: self.random.random_range(1..=3), of: 3 }
+        } else if self.chance(self.plan.shared) {
+            Mode::Shared
+        } else {
+            Mode::Exclusive
+        };
+        let local = self.processes[seat.process].clock.at(self.now);
+        let wait = if self.chance(self.plan.tries) {
+            Wait::Try
+        } else if self.chance(30) {
+            Wait::Until(local + self.between(Duration::from_millis(1), Duration::from_secs(2)))
+        } else {
+            Wait::Until(Moment::NEVER)
+        };
+        let own = mode.is_permits() || self.chance(self.plan.fair);
+        let max_hold = self.chance(5).then(|| Duration::from_millis(30));
+        let ask = Ask {
+            key: self.keys[key].clone(),
+            mode,
+            ttl: self.plan.ttl,
+            wait,
+            lane: if own { Lane::Own } else { Lane::Shared },
+            max_hold,
+            holder: Arc::new(Holder {
+                client: self.processes[seat.process].client,
+                name: format!("p{}", seat.process),
+                host: "sim".into(),
+                pid: seat.life,
+                tags: Vec::new(),
+            }),
+        };
+        if self.chance(self.plan.cancels) {
+            let after = self.between(Duration::ZERO, Duration::from_millis(50));
+            self.after(after, Event::Task { seat, step: TaskStep::Cancel });
+        }
+        let now = self.now;
+        let task = &mut self.processes[seat.process].tasks[seat.task];
+        *task = Task { doing: Doing::Waiting, round: seat.round, ticket: None, key, mode, since: now };
+        let server = self.server_of(key);
+        let mut enqueued = None;
+        self.step(seat.process, server, |machine, now, actions| {
+            enqueued = machine.enqueue(now, ask, seat.task, actions).ok();
+        });
+        self.processes[seat.process].tasks[seat.task].ticket = enqueued;
+        match enqueued {
+            Some(ticket) => self.wake(seat.process, server, ticket),
+            None => self.think(seat),
+        }
+    }
+
+    /// Something changed for a ticket.
+    fn wake(&mut self, process: usize, server: usize, ticket: Ticket) {
+        let machine = &mut self.processes[process].machines[server];
+        let Some(task) = machine.payload_mut(ticket).copied() else { return };
+        let current = &self.processes[process].tasks[task];
+        if current.ticket != Some(ticket) {
+            return;
+        }
+        let (doing, key, mode) = (current.doing, current.key, current.mode);
+        let seat = Seat { process, life: self.processes[process].life, task, round: current.round };
+        let machine = &mut self.processes[process].machines[server];
+        match doing {
+            Doing::Waiting => match machine.outcome(ticket) {
+                Outcome::Waiting => {}
+                Outcome::Refused(refusal) => self.refused(seat, &refusal),
+                Outcome::Admitted { token, handed_over, .. } => {
+                    self.admitted(seat, key, mode, token, handed_over);
+                }
+            },
+            Doing::Holding => {
+                let local = self.processes[process].clock.at(self.now);
+                let standing = self.processes[process].machines[server].standing(local, ticket);
+                // Half of the bodies stop when the lock is lost, half go on.
+                if let Standing::Lost(_) = standing
+                    && self.chance(50)
+                {
+                    self.let_go(seat);
+                }
+            }
+            Doing::Releasing => {
+                if let Some(outcome) = machine.released(ticket) {
+                    if let Ok(Released::Released) | Err(_) = outcome {
+                        self.log(|| format!("{seat:?} released"));
+                    }
+                    self.think(seat);
+                }
+            }
+            Doing::Thinking => {}
+        }
+    }
+
+    fn refused(&mut self, seat: Seat, refusal: &Refusal) {
+        self.log(|| format!("{seat:?} refused: {refusal:?}"));
+        if let Refusal::Failed(error) | Refusal::TimedOut { trouble: Some(error), .. } = refusal
+            && !error.kind().is_retryable()
+        {
+            self.checker.violated(|| format!("I6: {error}"));
+        }
+        self.think(seat);
+    }
+
+    fn admitted(&mut self, seat: Seat, key: usize, mode: Mode, token: u64, handed_over: bool) {
+        self.log(|| format!("{seat:?} admitted to k{key} {mode:?} token {token} {handed_over}"));
+        self.report.admissions += 1;
+        self.report.handovers += u64::from(handed_over);
+        let history = self.history_of(key, mode);
+        let (now, lease) = (self.now, self.longest_lease());
+        let task = &mut self.processes[seat.process].tasks[seat.task];
+        task.doing = Doing::Holding;
+        let waited = now - task.since;
+        task.since = now;
+        self.judge_wait(seat, key, waited);
+        self.checker.admitted(history, seat, mode, token, handed_over, now, lease);
+        self.judge(history);
+        let hold = if self.is_faulty() && self.chance(self.plan.long_holds) {
+            self.between(Duration::ZERO, self.plan.ttl.min(Duration::from_secs(1)) * 2)
+        } else {
+            self.between(Duration::ZERO, self.plan.longest_hold)
+        };
+        self.after(hold, Event::Task { seat, step: TaskStep::Done });
+        let half_way = hold.mul_f64(self.random.random_range(0.0..1.0));
+        self.after(half_way, Event::Task { seat, step: TaskStep::Write });
+    }
+
+    fn judge_wait(&mut self, seat: Seat, key: usize, waited: Duration) {
+        let calm = self.now.saturating_sub(self.plan.settled);
+        if waited.min(calm) > LONGEST_WAIT {
+            self.checker.violated(|| format!("I4: {seat:?} waited {waited:?} for k{key}"));
+        }
+    }
+
+    fn write(&mut self, seat: Seat) {
+        let task = self.processes[seat.process].tasks[seat.task].clone();
+        let Some(ticket) = task.ticket else { return };
+        let process = &self.processes[seat.process];
+        let local = process.clock.at(self.now);
+        let standing = process.machines[self.server_of(task.key)].standing(local, ticket);
+        let held = matches!(standing, Standing::Held { .. });
+        let history = self.history_of(task.key, task.mode);
+        let unfenced = self.plant == Some(Plant::UnfencedWrite);
+        let (now, lease) = (self.now, self.longest_lease());
+        self.checker.write(history, seat, held, unfenced, now, lease);
+    }
+
+    fn done(&mut self, seat: Seat) {
+        self.write(seat);
+        let task = self.processes[seat.process].tasks[seat.task].clone();
+        let Some(ticket) = task.ticket else { return };
+        let server = self.server_of(task.key);
+        if task.mode == Mode::Exclusive && self.chance(self.plan.downgrades) {
+            self.checker.downgraded(task.key, seat, 0); // readers may come in with it
+            let token = self.step(seat.process, server, |machine, now, actions| {
+                machine.downgrade(now, ticket, actions)
+            });
+            if let Some(token) = token {
+                self.processes[seat.process].tasks[seat.task].mode = Mode::Shared;
+                self.checker.downgraded(task.key, seat, token);
+                self.judge(task.key);
+                let more = self.between(Duration::ZERO, self.plan.longest_hold);
+                return self.after(more, Event::Task { seat, step: TaskStep::Done });
+            }
+        }
+        if self.chance(50) {
+            return self.let_go(seat);
+        }
+        let history = self.history_of(task.key, task.mode);
+        self.checker.left(history, seat);
+        self.processes[seat.process].tasks[seat.task].doing = Doing::Releasing;
+        self.step(seat.process, server, |machine, now, actions| {
+            machine.release(now, ticket, Release::Now, actions);
+        });
+    }
+
+    /// Drops a future or a guard.
+    fn let_go(&mut self, seat: Seat) {
+        let task = self.processes[seat.process].tasks[seat.task].clone();
+        let history = self.history_of(task.key, task.mode);
+        self.checker.left(history, seat);
+        self.think(seat);
+        if let Some(ticket) = task.ticket {
+            let server = self.server_of(task.key);
+            self.step(seat.process, server, |machine, now, actions| {
+                machine.forget(now, ticket, actions);
+            });
+        }
+    }
+
+    fn think(&mut self, seat: Seat) {
+        let task = &mut self.processes[seat.process].tasks[seat.task];
+        task.doing = Doing::Thinking;
+        task.round += 1;
+        task.ticket = None;
+        let seat = Seat { round: task.round, ..seat };
+        let think = self.between(Duration::ZERO, self.plan.longest_think);
+        self.after(think, Event::Task { seat, step: TaskStep::Ask });
+    }
+
+    // -- network -----------------------------------------------------------
+
+    /// How long a message takes; `None` if it never arrives.
+    fn delay(&mut self) -> Option<Duration> {
+        let usual = self.between(Duration::from_micros(50), Duration::from_millis(3));
+        if !self.is_faulty() {
+            return Some(usual);
+        }
+        let throw = self.random.random_range(0..1000);
+        if throw < self.plan.dropped {
+            self.report.message_faults += 1;
+            return None;
+        }
+        if throw < self.plan.dropped + self.plan.late {
+            self.report.message_faults += 1;
+            return Some(self.between(Duration::ZERO, self.plan.latest));
+        }
+        Some(usual)
+    }
+
+    fn deliver(&mut self, event: Event) {
+        if let Some(delay) = self.delay() {
+            self.after(delay, event.clone());
+        }
+        if self.is_faulty() && self.random.random_range(0..1000) < self.plan.duplicated {
+            self.report.message_faults += 1;
+            let again = self.between(Duration::ZERO, self.plan.latest);
+            self.after(again, event);
+        }
+    }
+
+    fn send(&mut self, process: usize, server: usize, call: CallId, request: Request) {
+        let life = self.processes[process].life;
+        self.processes[process].unanswered[server].insert(call, request.clone());
+        let timeout = self.plan.call_timeout;
+        self.after(timeout, Event::TimeOut { process, life, server, call });
+        if self.servers[server].down {
+            let answer = failed(&request, ErrorKind::Unavailable);
+            let soon = self.between(Duration::from_micros(50), Duration::from_millis(1));
+            let answer = Box::new(answer);
+            return self.after(soon, Event::Answer { process, life, server, call, answer });
+        }
+        let request = Box::new(request);
+        self.deliver(Event::Request { process, life, server, call, request });
+    }
+
+    fn serve(&mut self, process: usize, life: u32, server: usize, call: CallId, request: &Request) {
+        let mut sent = Vec::new();
+        let Server { queue, clock, .. } = &mut self.servers[server];
+        let now = clock.at(self.now);
+        let answer = match request {
+            Request::Acquire(claim) => Answer::Acquire(Ok(queue.acquire(now, claim, &mut sent))),
+            Request::Renew(lease) => Answer::Renew(Ok(queue.renew(now, lease, &mut sent))),
+            Request::Release(lease, how) => {
+                Answer::Release(Ok(queue.release(now, lease, *how, &mut sent)))
+            }
+        };
+        self.log(|| format!("  -> {answer:?}"));
+        let answer = Box::new(answer);
+        self.deliver(Event::Answer { process, life, server, call, answer });
+        for Sent { client, owner, notice, .. } in sent {
+            self.deliver(Event::Notice { client, server, owner, notice });
+        }
+    }
+
+    fn answered(&mut self, process: usize, server: usize, call: CallId, answer: Answer) {
+        if self.processes[process].unanswered[server].remove(&call).is_none() {
+            return; // came after its time-out, or twice
+        }
+        self.step(process, server, |machine, now, actions| machine.reply(now, call, answer, actions));
+        self.judge_server(server);
+    }
+
+    fn judge_server(&mut self, server: usize) {
+        for key in (server..self.plan.keys).step_by(self.plan.servers) {
+            self.judge(key);
+            self.judge(self.plan.keys + key);
+        }
+    }
+
+    // -- what happens ------------------------------------------------------
+
+    fn happen(&mut self, event: Event) {
+        if let Some((process, life)) = self.addressee(&event) {
+            let addressee = &mut self.processes[process];
+            if !addressee.alive || life.is_some_and(|life| life != addressee.life) {
+                return;
+            }
+            if addressee.paused {
+                addressee.missed.push_back(event);
+                return;
+            }
+        }
+        match event {
+            Event::Tick { process, server, .. } => {
+                if self.processes[process].ticks[server] <= self.now {
+                    self.processes[process].ticks[server] = Duration::MAX;
+                }
+                self.step(process, server, Engine::tick);
+                self.judge_server(server);
+            }
+            Event::Task { seat, step } => self.task_step(seat, step),
+            Event::Request { process, life, server, call, request } => {
+                if self.servers[server].down {
+                    return; // gone with the connection
+                }
+                if self.servers[server].stopped {
+                    let event = Event::Request { process, life, server, call, request };
+                    return self.servers[server].inbox.push_back(event);
+                }
+                self.serve(process, life, server, call, &request);
+            }
+            Event::Answer { process, server, call, answer, .. } => {
+                self.answered(process, server, call, *answer);
+            }
+            Event::TimeOut { process, server, call, .. } => {
+                if let Some(request) = self.processes[process].unanswered[server].get(&call) {
+                    let answer = failed(request, ErrorKind::Unknown);
+                    self.answered(process, server, call, answer);
+                }
+            }
+            Event::Notice { client, server, owner, notice } => {
+                let process = self.processes.iter().position(|process| process.client == client);
+                let Some(process) = process else { return };
+                self.step(process, server, |machine, now, actions| {
+                    machine.notice(now, owner, notice, actions);
+                });
+                self.judge_server(server);
+            }
+            Event::Fault(fault) => self.begin(fault),
+            Event::Over(fault) => self.end(fault),
+            Event::Look => self.look(),
+        }
+    }
+
+    /// The process that an event happens to, and in which of its lives.
+    fn addressee(&self, event: &Event) -> Option<(usize, Option<u32>)> {
+        match event {
+            Event::Tick { process, life, .. }
+            | Event::Answer { process, life, .. }
+            | Event::TimeOut { process, life, .. } => Some((*process, Some(*life))),
+            Event::Task { seat, .. } => Some((seat.process, Some(seat.life))),
+            Event::Notice { client, .. } => {
+                let process = self.processes.iter().position(|process| process.client == *client)?;
+                Some((process, None))
+            }
+            _ => None,
+        }
+    }
+
+    fn begin(&mut self, fault: Fault) {
+        let lasts = match fault {
+            Fault::PauseProcess { process, lasts } => {
+                if !self.processes[process].alive || self.processes[process].paused {
+                    return;
+                }
+                self.processes[process].paused = true;
+                lasts
+            }
+            Fault::KillProcess { process, lasts } => {
+                if !self.processes[process].alive {
+                    return;
+                }
+                let dead = &mut self.processes[process];
+                dead.alive = false;
+                dead.paused = false;
+                dead.missed.clear();
+                self.checker.left_all(|seat| seat.process == process);
+                lasts
+            }
+            Fault::StopServer { server, lasts } => {
+                self.servers[server].stopped = true;
+                lasts
+            }
+            Fault::RestartServer { server, lasts, forgets } => {
+                self.servers[server].down = true;
+                self.servers[server].inbox.clear();
+                if forgets {
+                    self.servers[server].queue = Queue::new(EPOCH_MICROS, self.planted);
+                    for key in (server..self.plan.keys).step_by(self.plan.servers) {
+                        self.checker.forgot(key, self.now);
+                        self.checker.forgot(self.plan.keys + key, self.now);
+                    }
+                }
+                lasts
+            }
+        };
+        self.report.faults += 1;
+        self.after(lasts, Event::Over(fault));
+    }
+
+    fn end(&mut self, fault: Fault) {
+        match fault {
+            Fault::PauseProcess { process, .. } => {
+                self.processes[process].paused = false;
+                for event in std::mem::take(&mut self.processes[process].missed) {
+                    self.after(Duration::ZERO, event);
+                }
+            }
+            Fault::KillProcess { process, .. } => {
+                let life = self.processes[process].life + 1;
+                self.processes[process] = self.new_process(life);
+                self.start_tasks(process);
+            }
+            Fault::StopServer { server, .. } => {
+                self.servers[server].stopped = false;
+                for event in std::mem::take(&mut self.servers[server].inbox) {
+                    self.after(Duration::ZERO, event);
+                }
+            }
+            Fault::RestartServer { server, .. } => self.servers[server].down = false,
+        }
+    }
+
+    /// Looks for a lock that is free while somebody waits for it.
+    fn look(&mut self) {
+        for key in 0..self.plan.keys {
+            let server = &self.servers[self.server_of(key)];
+            let free = server.queue.is_free(server.clock.at(self.now), &self.keys[key])
+                && !server.down
+                && !server.stopped;
+            let since = if free { Some(self.free_since[key].unwrap_or(self.now)) } else { None };
+            self.free_since[key] = since;
+            let waits_long = |task: &Task| {
+                task.doing == Doing::Waiting
+                    && task.key == key
+                    && !task.mode.is_permits()
+                    && self.now - task.since > STALL
+            };
+            let stalls = since.is_some_and(|since| self.now - since > STALL)
+                && self.now > self.plan.settled
+                && self.processes.iter().any(|process| process.tasks.iter().any(waits_long));
+            if stalls {
+                self.checker.violated(|| format!("I4: k{key} is free and somebody waits for it"));
+            }
+        }
+        self.after(LOOK, Event::Look);
+    }
+
+    /// The day is over: nothing may be left.
+    fn judge_rest(&mut self) {
+        if self.checker.violation.is_some() {
+            return;
+        }
+        for (number, process) in self.processes.iter().enumerate() {
+            let stuck = process.tasks.iter().find(|task| task.doing != Doing::Thinking);
+            if let Some(task) = stuck {
+                let task = task.clone();
+                self.checker.violated(|| format!("I4: a task of p{number} never ended: {task:?}"));
+            }
+            for machine in &process.machines {
+                if !machine.is_idle() {
+                    self.checker.violated(|| {
+                        format!("I3: p{number} is at rest, but something is left: {machine:?}")
+                    });
+                }
+            }
+        }
+        let living: Vec<u64> = self.processes.iter().map(|process| process.client).collect();
+        for server in &self.servers {
+            let now = server.clock.at(self.now);
+            for key in &self.keys {
+                let state = server.queue.inspect(now, key);
+                let left = state.holders.iter().map(|held| &held.holder);
+                let left = left.chain(state.waiters.iter().map(|waiter| &waiter.holder));
+                for holder in left {
+                    if living.contains(&holder.client) && !self.plan.allows_ghosts() {
+                        self.checker.violated(|| {
+                            format!("I3: something of {} is left at a server: {state:?}", holder.name)
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn drift(random: &mut StdRng, most: i64) -> i64 {
+    random.random_range(-most..=most)
+}
+
+fn failed(request: &Request, kind: ErrorKind) -> Answer {
+    match request {
+        Request::Acquire(_) => Answer::Acquire(Err(Error::new(kind, Operation::Acquire))),
+        Request::Renew(_) => Answer::Renew(Err(Error::new(kind, Operation::Renew))),
+        Request::Release(..) => Answer::Release(Err(Error::new(kind, Operation::Release))),
+    }
+}
