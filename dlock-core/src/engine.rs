@@ -25,7 +25,7 @@ use crate::gate::{Gate, HandoverLimits, Step, View, Waiting};
 pub use crate::keeper::{Answer, CallId, Request};
 use crate::keeper::{Keeper, Said, TenureId, Wish};
 use crate::key::Key;
-use crate::plant::Planted;
+use crate::plant::{Plant, Planted};
 use crate::timers::Timers;
 
 slotmap::new_key_type! {
@@ -489,7 +489,9 @@ impl<W> Engine<W> {
         let Phase::Admitted { tenure, .. } = entry.phase else { return };
         let gate = entry.gate;
         entry.phase = Phase::Releasing;
-        if let Some(said) = self.keeper.lapse(now, tenure, out) {
+        if !self.planted.is(Plant::HandoverIgnoresDeadline)
+            && let Some(said) = self.keeper.lapse(now, tenure, out)
+        {
             self.heard(now, tenure, gate, said, out);
         }
         let Some(room) = self.rooms.get_mut(gate) else { return };
@@ -712,8 +714,9 @@ impl<W> Engine<W> {
         for ticket in room.gate.ended() {
             let Some(entry) = self.tickets.get_mut(ticket) else { continue };
             let nested = entry.nested.take();
-            if let Phase::Admitted { token, .. } = entry.phase {
-                entry.phase = Phase::Lost { token, reason: reason.clone() };
+            if let Phase::Admitted { token, revoked, .. } = &mut entry.phase {
+                let reason = revoked.take().unwrap_or_else(|| reason.clone());
+                entry.phase = Phase::Lost { token: *token, reason };
                 out.push(Action::Wake(ticket));
             }
             if let Some(nested) = nested {

@@ -541,10 +541,11 @@ impl Keeper {
         self.timers.next()
     }
 
-    /// Whether the lease may be handed on: held for certain, half its term left.
+    /// Whether the lease may be handed on: held for certain, still renewed, half
+    /// its term left.
     pub(crate) fn is_fit(&self, now: Moment, id: TenureId) -> bool {
         self.tenures.get(id).is_some_and(|tenure| {
-            matches!(tenure.phase, Phase::Held { certain: true, .. })
+            matches!(tenure.phase, Phase::Held { certain: true, renewing: true })
                 && tenure.deadline.since(now) >= tenure.term / 2
         })
     }

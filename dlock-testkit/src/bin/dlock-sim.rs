@@ -40,7 +40,8 @@ impl Command {
         let mut command = Command { seed: None, seeds: 2_000, from: 0, jobs: 2, plant: None };
         while let Some(name) = args.next() {
             let value = args.next().ok_or_else(|| format!("{name} wants a value"))?;
-            let number = || value.parse::<u64>().map_err(|error| format!("{name} {value}: {error}"));
+            let number =
+                || value.parse::<u64>().map_err(|error| format!("{name} {value}: {error}"));
             match name.as_str() {
                 "--seed" => command.seed = Some(number()?),
                 "--seeds" => command.seeds = number()?,

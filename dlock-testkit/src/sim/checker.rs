@@ -16,7 +16,9 @@ use super::world::Seat;
 /// - **I3** At rest nothing is left: no ticket, gate, claim or owed release in a
 ///   process, and nothing of a living process at a server.
 /// - **I4** Recovery is bounded: once faults are over, nobody waits long for a
-///   lock that is free, nor longer than those before him take.
+///   lock that is free, nor longer than those before him take; and a lock is not
+///   lost unless something kept it from being renewed, nor handed over with less
+///   than half its term left.
 ///
 /// What a server that lost its data cannot know is excused until the leases from
 /// before have ended; tokens must rise even then.
@@ -133,7 +135,9 @@ impl Checker {
         longest_lease: Duration,
     ) {
         let history = &mut self.keys[key];
-        let Some(hold) = history.holds.iter().find(|hold| hold.seat == seat).cloned() else { return };
+        let Some(hold) = history.holds.iter().find(|hold| hold.seat == seat).cloned() else {
+            return;
+        };
         let access = match hold.mode {
             Mode::Exclusive => Access::Exclusive,
             Mode::Shared => Access::Shared,
@@ -152,7 +156,9 @@ impl Checker {
             self.violated(|| format!("I1: a stale write of {seat:?} on key {key} was accepted"));
         } else if !accepted && held && !excused {
             self.violated(|| {
-                format!("I1: the write of {seat:?}, who holds key {key}, was rejected: token {token}")
+                format!(
+                    "I1: the write of {seat:?}, who holds key {key}, was rejected: token {token}"
+                )
             });
         }
     }

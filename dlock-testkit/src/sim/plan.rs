@@ -42,6 +42,8 @@ pub struct Plan {
     pub(super) latest: Duration,
     /// Clocks run up to this many parts in a thousand fast or slow.
     pub(super) drift: i64,
+    /// Whether one task holds a key of its own all day.
+    pub(super) marathon: bool,
     pub(super) faults: Vec<(Duration, Fault)>,
 }
 
@@ -75,7 +77,8 @@ impl Plan {
         let servers = random.random_range(1..=2);
         let crowd = random.random_ratio(1, 4);
         let tasks = if crowd { random.random_range(4..=8) } else { random.random_range(1..=3) };
-        let ttl = Duration::from_millis(*[300, 1_000, 3_000, 30_000].choose(random).unwrap_or(&1_000));
+        let ttl =
+            Duration::from_millis(*[300, 1_000, 3_000, 30_000].choose(random).unwrap_or(&1_000));
         let faulty_for = Duration::from_millis(random.random_range(1_000..4_000));
         let mut some = |chance: u32, up_to: u32| {
             if random.random_ratio(chance, 100) { random.random_range(1..=up_to) } else { 0 }
@@ -117,6 +120,7 @@ impl Plan {
             duplicated,
             latest: Duration::from_millis(random.random_range(600..900)),
             drift,
+            marathon: random.random_ratio(1, 3),
             faults: Vec::new(),
         };
         plan.plan_faults(random);
@@ -132,7 +136,8 @@ impl Plan {
             let process = random.random_range(0..self.processes);
             let server = random.random_range(0..self.servers);
             let short = Duration::from_millis(random.random_range(50..1_500));
-            let around_ttl = self.ttl.min(Duration::from_secs(1)).mul_f64(random.random_range(0.3..3.0));
+            let around_ttl =
+                self.ttl.min(Duration::from_secs(1)).mul_f64(random.random_range(0.3..3.0));
             let fault = match random.random_range(0..4) {
                 0 if pauses => Fault::PauseProcess { process, lasts: around_ttl },
                 1 if kills => Fault::KillProcess { process, lasts: short },
@@ -158,7 +163,11 @@ impl Plan {
             self.ttl = self.ttl.min(Duration::from_secs(3)); // to see the end of them
         }
         let last_message = self.faulty_for + self.latest;
-        let over = self.faults.iter().map(|(at, fault)| *at + fault.lasts()).fold(last_message, Duration::max);
+        let over = self
+            .faults
+            .iter()
+            .map(|(at, fault)| *at + fault.lasts())
+            .fold(last_message, Duration::max);
         let left = if leaves_leases { self.ttl.mul_f64(1.1) } else { Duration::from_millis(1_500) };
         self.settled = over + left;
         self.day_ends = self.settled + Duration::from_millis(4_500);

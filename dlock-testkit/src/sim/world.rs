@@ -12,8 +12,8 @@ use dlock_core::engine::{
     Standing, Ticket, Wait,
 };
 use dlock_core::{
-    Error, ErrorKind, HandoverLimits, Holder, Key, Mode, Moment, Notice, Operation, Owner, Plant,
-    Planted, Release, Released,
+    Error, ErrorKind, HandoverLimits, Holder, Key, LossReason, Mode, Moment, Notice, Operation,
+    Owner, Plant, Planted, Release, Released,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -38,8 +38,9 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How long a free lock may be waited for: a lost message costs about a second,
 /// a call its time-out.
 const STALL: Duration = Duration::from_millis(2_500);
-/// How long anybody may wait once faults are over: tasks hold for less than
-/// a tenth of a second.
+/// How long a task holds once faults are over, at most.
+const CALM_HOLD: Duration = Duration::from_millis(10);
+/// How long anybody may wait then: for 32 tasks, in the order of four processes.
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
 
 pub(super) struct World {
@@ -58,6 +59,9 @@ pub(super) struct World {
     planted: Planted,
     plant: Option<Plant>,
     clients: u64,
+    /// When a message was last lost or late, or a fault ended.
+    troubled: Duration,
+    faults_on: u32,
     wants_log: bool,
     report: Report,
 }
@@ -125,22 +129,52 @@ struct Task {
     key: usize,
     mode: Mode,
     since: Duration,
+    told_lost: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Event {
     /// A machine has something due.
-    Tick { process: usize, life: u32, server: usize },
+    Tick {
+        process: usize,
+        life: u32,
+        server: usize,
+    },
     /// A task goes on.
-    Task { seat: Seat, step: TaskStep },
+    Task {
+        seat: Seat,
+        step: TaskStep,
+    },
     /// A request reaches its server.
-    Request { process: usize, life: u32, server: usize, call: CallId, request: Box<Request> },
+    Request {
+        process: usize,
+        life: u32,
+        server: usize,
+        call: CallId,
+        request: Box<Request>,
+    },
     /// An answer reaches its process.
-    Answer { process: usize, life: u32, server: usize, call: CallId, answer: Box<Answer> },
+    Answer {
+        process: usize,
+        life: u32,
+        server: usize,
+        call: CallId,
+        answer: Box<Answer>,
+    },
     /// A call was not answered in time.
-    TimeOut { process: usize, life: u32, server: usize, call: CallId },
+    TimeOut {
+        process: usize,
+        life: u32,
+        server: usize,
+        call: CallId,
+    },
     /// A notice reaches its process.
-    Notice { client: u64, server: usize, owner: Owner, notice: Notice },
+    Notice {
+        client: u64,
+        server: usize,
+        owner: Owner,
+        notice: Notice,
+    },
     Fault(Fault),
     Over(Fault),
     Look,
@@ -159,19 +193,23 @@ impl World {
         let mut random = StdRng::seed_from_u64(seed);
         let plan = Plan::new(&mut random);
         let planted = Planted::with(options.plant);
+        // The last key is the marathon's own.
         let keys: Vec<Key> =
-            (0..plan.keys).map(|n| Key::new(format!("k{n}")).expect("a valid key")).collect();
+            (0..=plan.keys).map(|n| Key::new(format!("k{n}")).expect("a valid key")).collect();
         let servers = (0..plan.servers)
             .map(|_| Server {
                 queue: Queue::new(EPOCH_MICROS, planted),
-                clock: Drifting { per_mille: drift(&mut random, plan.drift), offset: Duration::ZERO },
+                clock: Drifting {
+                    per_mille: drift(&mut random, plan.drift),
+                    offset: Duration::ZERO,
+                },
                 down: false,
                 stopped: false,
                 inbox: VecDeque::new(),
             })
             .collect();
         let mut world = World {
-            checker: Checker::new(2 * plan.keys),
+            checker: Checker::new(2 * (plan.keys + 1)),
             free_since: vec![None; plan.keys],
             now: Duration::ZERO,
             seq: 0,
@@ -183,6 +221,8 @@ impl World {
             planted,
             plant: options.plant,
             clients: 0,
+            troubled: Duration::ZERO,
+            faults_on: 0,
             wants_log: options.log,
             report: Report::default(),
             random,
@@ -277,6 +317,7 @@ impl World {
             key: 0,
             mode: Mode::Exclusive,
             since: Duration::ZERO,
+            told_lost: false,
         };
         Process {
             life,
@@ -306,7 +347,7 @@ impl World {
 
     /// Where the checker keeps a key's history: semaphores have keys of their own.
     fn history_of(&self, key: usize, mode: Mode) -> usize {
-        if mode.is_permits() { self.plan.keys + key } else { key }
+        if mode.is_permits() { self.keys.len() + key } else { key }
     }
 
     /// Lets a machine take a step and does what it calls for.
@@ -340,7 +381,7 @@ impl World {
     }
 
     fn judge(&mut self, history: usize) {
-        let (processes, now, keys) = (&self.processes, self.now, self.plan.keys);
+        let (processes, now, keys) = (&self.processes, self.now, self.keys.len());
         let servers = self.plan.servers;
         self.checker.overlap(history, |seat| {
             let process = &processes[seat.process];
@@ -367,12 +408,20 @@ impl World {
         }
     }
 
+    fn is_marathon(&self, seat: Seat) -> bool {
+        self.plan.marathon && seat.process == 0 && seat.task == 0
+    }
+
     fn ask(&mut self, seat: Seat) {
         if self.now >= self.plan.day_ends {
             return; // the day is over
         }
-        let key = self.random.random_range(0..self.plan.keys);
-        let mode = if self.chance(self.plan.permits) {
+        let marathon = self.is_marathon(seat);
+        let key =
+            if marathon { self.plan.keys } else { self.random.random_range(0..self.plan.keys) };
+        let mode = if marathon {
+            Mode::Exclusive
+        } else if self.chance(self.plan.permits) {
             Mode::Permits { take: self.random.random_range(1..=3), of: 3 }
         } else if self.chance(self.plan.shared) {
             Mode::Shared
@@ -388,7 +437,7 @@ impl World {
             Wait::Until(Moment::NEVER)
         };
         let own = mode.is_permits() || self.chance(self.plan.fair);
-        let max_hold = self.chance(5).then(|| Duration::from_millis(30));
+        let max_hold = (!marathon && self.chance(5)).then(|| Duration::from_millis(30));
         let ask = Ask {
             key: self.keys[key].clone(),
             mode,
@@ -410,7 +459,15 @@ impl World {
         }
         let now = self.now;
         let task = &mut self.processes[seat.process].tasks[seat.task];
-        *task = Task { doing: Doing::Waiting, round: seat.round, ticket: None, key, mode, since: now };
+        *task = Task {
+            doing: Doing::Waiting,
+            round: seat.round,
+            ticket: None,
+            key,
+            mode,
+            since: now,
+            told_lost: false,
+        };
         let server = self.server_of(key);
         let mut enqueued = None;
         self.step(seat.process, server, |machine, now, actions| {
@@ -445,6 +502,10 @@ impl World {
             Doing::Holding => {
                 let local = self.processes[process].clock.at(self.now);
                 let standing = self.processes[process].machines[server].standing(local, ticket);
+                if let Standing::Lost(LossReason::Deadline) = standing {
+                    self.judge_loss(seat, key);
+                    self.processes[process].tasks[task].told_lost = true;
+                }
                 // Half of the bodies stop when the lock is lost, half go on.
                 if let Standing::Lost(_) = standing
                     && self.chance(50)
@@ -487,14 +548,51 @@ impl World {
         self.judge_wait(seat, key, waited);
         self.checker.admitted(history, seat, mode, token, handed_over, now, lease);
         self.judge(history);
-        let hold = if self.is_faulty() && self.chance(self.plan.long_holds) {
+        if handed_over {
+            self.judge_handover(seat, key);
+        }
+        let hold = if self.is_marathon(seat) {
+            self.plan.day_ends.saturating_sub(self.now)
+        } else if self.is_faulty() && self.chance(self.plan.long_holds) {
             self.between(Duration::ZERO, self.plan.ttl.min(Duration::from_secs(1)) * 2)
-        } else {
+        } else if self.is_faulty() {
             self.between(Duration::ZERO, self.plan.longest_hold)
+        } else {
+            self.between(Duration::ZERO, CALM_HOLD)
         };
         self.after(hold, Event::Task { seat, step: TaskStep::Done });
         let half_way = hold.mul_f64(self.random.random_range(0.0..1.0));
         self.after(half_way, Event::Task { seat, step: TaskStep::Write });
+    }
+
+    fn standing(&self, seat: Seat, key: usize) -> Option<(Standing, Moment)> {
+        let process = &self.processes[seat.process];
+        let ticket = process.tasks[seat.task].ticket?;
+        let local = process.clock.at(self.now);
+        Some((process.machines[self.server_of(key)].standing(local, ticket), local))
+    }
+
+    fn judge_handover(&mut self, seat: Seat, key: usize) {
+        let half = self.plan.ttl.min(Duration::from_secs(3)).mul_f64(0.45);
+        if let Some((Standing::Held { until, .. }, local)) = self.standing(seat, key)
+            && until.since(local) < half
+            && until.since(local) > Duration::from_millis(30)
+        // not just max_hold
+        {
+            self.checker.violated(|| {
+                format!("I4: k{key} was handed over to {seat:?} with little of its term left")
+            });
+        }
+    }
+
+    /// A lock was lost by its deadline: was there a reason?
+    fn judge_loss(&mut self, seat: Seat, key: usize) {
+        let excuse = self.plan.ttl / 2 + 3 * self.plan.call_timeout;
+        if self.now > self.troubled + excuse && self.faults_on == 0 {
+            self.checker.violated(|| {
+                format!("I4: {seat:?} lost k{key}, though nothing kept it from being renewed")
+            });
+        }
     }
 
     fn judge_wait(&mut self, seat: Seat, key: usize, waited: Duration) {
@@ -506,11 +604,8 @@ impl World {
 
     fn write(&mut self, seat: Seat) {
         let task = self.processes[seat.process].tasks[seat.task].clone();
-        let Some(ticket) = task.ticket else { return };
-        let process = &self.processes[seat.process];
-        let local = process.clock.at(self.now);
-        let standing = process.machines[self.server_of(task.key)].standing(local, ticket);
-        let held = matches!(standing, Standing::Held { .. });
+        let standing = self.standing(seat, task.key);
+        let held = matches!(standing, Some((Standing::Held { .. }, _)));
         let history = self.history_of(task.key, task.mode);
         let unfenced = self.plant == Some(Plant::UnfencedWrite);
         let (now, lease) = (self.now, self.longest_lease());
@@ -519,6 +614,12 @@ impl World {
 
     fn done(&mut self, seat: Seat) {
         self.write(seat);
+        let key = self.processes[seat.process].tasks[seat.task].key;
+        if let Some((Standing::Lost(LossReason::Deadline), _)) = self.standing(seat, key)
+            && !self.processes[seat.process].tasks[seat.task].told_lost
+        {
+            self.judge_loss(seat, key);
+        }
         let task = self.processes[seat.process].tasks[seat.task].clone();
         let Some(ticket) = task.ticket else { return };
         let server = self.server_of(task.key);
@@ -581,10 +682,12 @@ impl World {
         let throw = self.random.random_range(0..1000);
         if throw < self.plan.dropped {
             self.report.message_faults += 1;
+            self.troubled = self.now;
             return None;
         }
         if throw < self.plan.dropped + self.plan.late {
             self.report.message_faults += 1;
+            self.troubled = self.now + self.plan.latest;
             return Some(self.between(Duration::ZERO, self.plan.latest));
         }
         Some(usual)
@@ -639,14 +742,16 @@ impl World {
         if self.processes[process].unanswered[server].remove(&call).is_none() {
             return; // came after its time-out, or twice
         }
-        self.step(process, server, |machine, now, actions| machine.reply(now, call, answer, actions));
+        self.step(process, server, |machine, now, actions| {
+            machine.reply(now, call, answer, actions)
+        });
         self.judge_server(server);
     }
 
     fn judge_server(&mut self, server: usize) {
-        for key in (server..self.plan.keys).step_by(self.plan.servers) {
+        for key in (server..self.keys.len()).step_by(self.plan.servers) {
             self.judge(key);
-            self.judge(self.plan.keys + key);
+            self.judge(self.keys.len() + key);
         }
     }
 
@@ -713,7 +818,8 @@ impl World {
             | Event::TimeOut { process, life, .. } => Some((*process, Some(*life))),
             Event::Task { seat, .. } => Some((seat.process, Some(seat.life))),
             Event::Notice { client, .. } => {
-                let process = self.processes.iter().position(|process| process.client == *client)?;
+                let process =
+                    self.processes.iter().position(|process| process.client == *client)?;
                 Some((process, None))
             }
             _ => None,
@@ -749,19 +855,22 @@ impl World {
                 self.servers[server].inbox.clear();
                 if forgets {
                     self.servers[server].queue = Queue::new(EPOCH_MICROS, self.planted);
-                    for key in (server..self.plan.keys).step_by(self.plan.servers) {
+                    for key in (server..self.keys.len()).step_by(self.plan.servers) {
                         self.checker.forgot(key, self.now);
-                        self.checker.forgot(self.plan.keys + key, self.now);
+                        self.checker.forgot(self.keys.len() + key, self.now);
                     }
                 }
                 lasts
             }
         };
         self.report.faults += 1;
+        self.faults_on += 1;
         self.after(lasts, Event::Over(fault));
     }
 
     fn end(&mut self, fault: Fault) {
+        self.faults_on -= 1;
+        self.troubled = self.troubled.max(self.now);
         match fault {
             Fault::PauseProcess { process, .. } => {
                 self.processes[process].paused = false;
@@ -838,7 +947,10 @@ impl World {
                 for holder in left {
                     if living.contains(&holder.client) && !self.plan.allows_ghosts() {
                         self.checker.violated(|| {
-                            format!("I3: something of {} is left at a server: {state:?}", holder.name)
+                            format!(
+                                "I3: something of {} is left at a server: {state:?}",
+                                holder.name
+                            )
                         });
                     }
                 }
