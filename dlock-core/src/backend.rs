@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::claim::{
@@ -13,8 +14,51 @@ use crate::key::Key;
 
 pub mod memory;
 
-/// A call to a backend that is under way.
-pub type Call<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+/// A call to a backend: under way, or answered already.
+#[must_use = "a call does nothing unless it is awaited"]
+pub struct Call<'a, T>(State<'a, T>);
+
+enum State<'a, T> {
+    Answered(Option<T>),
+    UnderWay(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
+}
+
+impl<'a, T> Call<'a, T> {
+    /// A call that waits for something.
+    pub fn new(future: impl Future<Output = T> + Send + 'a) -> Self {
+        Call(State::UnderWay(Box::pin(future)))
+    }
+
+    /// A call whose answer is there.
+    pub fn answered(answer: T) -> Self {
+        Call(State::Answered(Some(answer)))
+    }
+
+    /// The answer if it is there.
+    pub(crate) fn now(self) -> Option<T> {
+        match self.0 {
+            State::Answered(answer) => answer,
+            State::UnderWay(_) => None,
+        }
+    }
+}
+
+impl<T: Unpin> Future for Call<'_, T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        match &mut self.0 {
+            State::Answered(answer) => answer.take().map_or(Poll::Pending, Poll::Ready),
+            State::UnderWay(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for Call<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Call")
+    }
+}
 
 /// What a backend can do. What it cannot is answered with `Unsupported`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -207,9 +207,10 @@ impl Dlock {
     pub fn local_state(&self) -> LocalState {
         let core = &self.handle.core;
         let mut state = LocalState::default();
-        for seen in core.look_all(|machine, now| (machine.seen(now), now)) {
-            for Seen { key, mode, since, standing, holder } in seen.0 {
-                let since = seen.1.since(since);
+        let now = core.now();
+        for seen in core.look_all(|machine| machine.seen(now)) {
+            for Seen { key, mode, since, standing, holder } in seen {
+                let since = now.since(since);
                 let tags = holder.tags.clone();
                 match standing {
                     None => state.waiting.push(LocalWait { key, mode, waiting_for: since, tags }),
@@ -217,7 +218,7 @@ impl Dlock {
                         let (lock_state, valid_for) = match standing {
                             Standing::Held { until, certain } => {
                                 let state = if certain { State::Held } else { State::Uncertain };
-                                (state, until.since(seen.1))
+                                (state, until.since(now))
                             }
                             Standing::Lost(_) => (State::Lost, Duration::ZERO),
                         };

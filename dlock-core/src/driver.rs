@@ -17,7 +17,7 @@ use std::hash::BuildHasher;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 use hashbrown::DefaultHashBuilder;
@@ -128,9 +128,8 @@ impl Core {
     }
 
     /// Looks at a shard without anything to be done afterwards.
-    pub(crate) fn look<T>(&self, shard: usize, look: impl FnOnce(&mut Machine, Moment) -> T) -> T {
-        let mut machine = self.shards[shard].lock();
-        look(&mut machine, self.clock.now())
+    pub(crate) fn look<T>(&self, shard: usize, look: impl FnOnce(&mut Machine) -> T) -> T {
+        look(&mut self.shards[shard].lock())
     }
 
     /// Lets a shard take a step and does what it calls for.
@@ -139,11 +138,20 @@ impl Core {
         shard: usize,
         step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> T,
     ) -> T {
+        self.step_at(self.clock.now(), shard, step)
+    }
+
+    fn step_at<T>(
+        self: &Arc<Self>,
+        now: Moment,
+        shard: usize,
+        step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> T,
+    ) -> T {
         let mut actions = Actions::new();
         let mut wakers = Wakers::new();
         let (result, due) = {
             let mut machine = self.shards[shard].lock();
-            let result = step(&mut machine, self.clock.now(), &mut actions);
+            let result = step(&mut machine, now, &mut actions);
             for action in &actions {
                 if let Action::Wake(ticket) = action
                     && let Some(waiting) = machine.payload_mut(*ticket)
@@ -158,7 +166,7 @@ impl Core {
         for action in actions {
             match action {
                 Action::Wake(_) => {}
-                Action::Call(call, request) => self.call(shard, call, request),
+                Action::Call(call, request) => self.call(now, shard, call, request),
                 Action::Renewed(key) => self.observer.tell(&Event::Renewed { key: &key }),
                 Action::Uncertain(key, error) => {
                     self.observer.tell(&Event::Uncertain { key: &key, error: &error });
@@ -180,11 +188,11 @@ impl Core {
         }
     }
 
-    pub(crate) fn look_all<T>(&self, mut look: impl FnMut(&mut Machine, Moment) -> T) -> Vec<T> {
+    pub(crate) fn look_all<T>(&self, mut look: impl FnMut(&mut Machine) -> T) -> Vec<T> {
         (0..self.shards.len()).map(|shard| self.look(shard, &mut look)).collect()
     }
 
-    fn call(self: &Arc<Self>, shard: usize, call: CallId, request: Request) {
+    fn call(self: &Arc<Self>, now: Moment, shard: usize, call: CallId, request: Request) {
         match &self.calls {
             Some(calls) => {
                 if let Err(unsent) = calls.send(Order { shard, call, request }) {
@@ -195,9 +203,12 @@ impl Core {
                 }
             }
             None => {
-                let answer = in_place(make(&*self.backend, &request))
+                let answer = in_place(&*self.backend, &request)
                     .unwrap_or_else(|| failed(&request, no_answer(&request)));
-                self.answered(shard, call, answer);
+                // No time passed that anybody could notice.
+                self.step_at(now, shard, |machine, now, actions| {
+                    machine.reply(now, call, answer, actions);
+                });
             }
         }
     }
@@ -207,7 +218,7 @@ impl Core {
     }
 
     /// A call to the backend outside the machines, with its time-out.
-    pub(crate) async fn ask<T>(
+    pub(crate) async fn ask<T: Unpin>(
         &self,
         operation: Operation,
         call: Call<'_, Result<T>>,
@@ -253,11 +264,10 @@ impl Core {
     fn tick(self: &Arc<Self>) -> Moment {
         let mut next = Moment::NEVER;
         for shard in 0..self.shards.len() {
-            let due = self.look(shard, |machine, now| (machine.next_due(), now));
-            if due.0 <= due.1 {
+            if self.look(shard, |machine| machine.next_due()) <= self.clock.now() {
                 self.step(shard, |machine, now, actions| machine.tick(now, actions));
             }
-            next = next.min(self.look(shard, |machine, _| machine.next_due()));
+            next = next.min(self.look(shard, |machine| machine.next_due()));
         }
         next
     }
@@ -277,7 +287,7 @@ impl Core {
     }
 
     pub(crate) fn owes_nothing(&self) -> bool {
-        self.look_all(|machine, _| machine.owes_nothing()).into_iter().all(|nothing| nothing)
+        self.look_all(|machine| machine.owes_nothing()).into_iter().all(|nothing| nothing)
     }
 }
 
@@ -303,7 +313,7 @@ impl Drop for Running {
         core.timer.rings.store(u64::MAX, Ordering::Release);
         if !core.is_closed() {
             // The runtime ended before the client: go on without it.
-            let due = core.look_all(|machine, _| machine.next_due());
+            let due = core.look_all(|machine| machine.next_due());
             if due.into_iter().any(|due| due < Moment::NEVER)
                 && !core.timer.running.swap(true, Ordering::AcqRel)
             {
@@ -416,13 +426,16 @@ fn no_answer(request: &Request) -> Error {
     Error::new(ErrorKind::Unknown, operation).saying("the backend did not answer in time")
 }
 
-/// The result of a future that does not wait for anything.
-fn in_place<T>(future: impl Future<Output = T>) -> Option<T> {
-    let mut future = std::pin::pin!(future);
-    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
-    }
+/// The answer of a backend that does not wait for anything.
+fn in_place(backend: &dyn Backend, request: &Request) -> Option<Answer> {
+    Some(match request {
+        Request::Acquire(claim) => Answer::Acquire(backend.acquire(claim).now()?),
+        Request::Release(lease, how) => Answer::Release(backend.release(lease, *how).now()?),
+        Request::Renew(lease) => {
+            let answers = backend.renew(std::slice::from_ref(lease)).now()?;
+            Answer::Renew(answers.into_iter().next()?)
+        }
+    })
 }
 
 fn on_own_thread(task: impl Future<Output = ()> + Send + 'static) -> Result<()> {

@@ -89,6 +89,8 @@ pub enum Wait {
     Try,
     /// Until then.
     Until(Moment),
+    /// For this long.
+    For(Duration),
 }
 
 /// Which way a claim goes.
@@ -137,6 +139,8 @@ pub enum Outcome {
         handed_over: bool,
         /// How long it took.
         waited: Duration,
+        /// Since when.
+        since: Moment,
     },
     /// Out; the ticket is void.
     Refused(Refusal),
@@ -308,6 +312,7 @@ impl<W> Engine<W> {
         let (attempt, deadline) = match ask.wait {
             Wait::Try => (true, Moment::NEVER),
             Wait::Until(deadline) => (false, deadline),
+            Wait::For(wait) => (false, now + wait),
         };
         let room = &mut self.rooms[gate];
         room.gate.enqueue(Waiting { ticket, mode: ask.mode, ttl: ask.ttl, attempt, deadline });
@@ -364,13 +369,19 @@ impl<W> Engine<W> {
                 self.tickets.remove(ticket);
                 Outcome::Refused(refusal)
             }
-            Phase::Admitted { token, handed_over, waited, .. } => {
-                Outcome::Admitted { token: *token, handed_over: *handed_over, waited: *waited }
-            }
+            Phase::Admitted { token, handed_over, waited, .. } => Outcome::Admitted {
+                token: *token,
+                handed_over: *handed_over,
+                waited: *waited,
+                since: entry.since,
+            },
             // Lost before anybody looked: the guard will say so.
-            Phase::Lost { token, .. } => {
-                Outcome::Admitted { token: *token, handed_over: false, waited: Duration::ZERO }
-            }
+            Phase::Lost { token, .. } => Outcome::Admitted {
+                token: *token,
+                handed_over: false,
+                waited: Duration::ZERO,
+                since: entry.since,
+            },
             Phase::Releasing | Phase::Released(_) => Outcome::Waiting,
         }
     }

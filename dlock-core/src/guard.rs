@@ -41,9 +41,14 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn new(handle: Arc<Handle>, spot: Spot, key: Key, mode: Mode) -> Self {
+    pub(crate) fn new(
+        handle: Arc<Handle>,
+        spot: Spot,
+        key: Key,
+        mode: Mode,
+        since: Moment,
+    ) -> Self {
         handle.core.guards.fetch_add(1, Ordering::Relaxed);
-        let since = handle.core.now();
         Hold { handle, spot, key, mode, since, let_go: false }
     }
 
@@ -53,7 +58,8 @@ impl Hold {
 
     fn standing(&self) -> Standing {
         let Spot { shard, ticket } = self.spot;
-        self.handle.core.look(shard, |machine, now| machine.standing(now, ticket))
+        let now = self.handle.core.now();
+        self.handle.core.look(shard, |machine| machine.standing(now, ticket))
     }
 
     fn state(&self) -> State {
@@ -73,7 +79,8 @@ impl Hold {
 
     pub(crate) fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<LossReason> {
         let Spot { shard, ticket } = self.spot;
-        self.handle.core.look(shard, |machine, now| {
+        let now = self.handle.core.now();
+        self.handle.core.look(shard, |machine| {
             if let Standing::Lost(reason) = machine.standing(now, ticket) {
                 return Poll::Ready(reason);
             }
@@ -114,14 +121,15 @@ impl Hold {
 
     async fn release(mut self, how: Release) -> Result<Released> {
         let Spot { shard, ticket } = self.spot;
-        self.handle.core.step(shard, |machine, now, actions| {
+        let now = self.handle.core.step(shard, |machine, now, actions| {
             machine.release(now, ticket, how, actions);
+            now
         });
-        self.told_released();
+        self.told_released(now);
         // If this future is dropped, `Hold::drop` forgets the ticket and the
         // release goes on without it.
         let outcome = std::future::poll_fn(|cx| {
-            self.handle.core.look(shard, |machine, _| match machine.released(ticket) {
+            self.handle.core.look(shard, |machine| match machine.released(ticket) {
                 Some(outcome) => Poll::Ready(outcome),
                 None => {
                     if let Some(wakers) = machine.payload_mut(ticket) {
@@ -156,13 +164,13 @@ impl Hold {
         Err(error)
     }
 
-    fn told_released(&mut self) {
+    fn told_released(&mut self, now: Moment) {
         if self.let_go {
             return;
         }
         self.let_go = true;
         let core = &self.handle.core;
-        let held = core.now().since(self.since);
+        let held = now.since(self.since);
         core.observer.tell(&Event::Released { key: &self.key, held });
         if core.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
             core.guard_gone.notify_waiters();
@@ -173,8 +181,11 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let Spot { shard, ticket } = self.spot;
-        self.handle.core.step(shard, |machine, now, actions| machine.forget(now, ticket, actions));
-        self.told_released();
+        let now = self.handle.core.step(shard, |machine, now, actions| {
+            machine.forget(now, ticket, actions);
+            now
+        });
+        self.told_released(now);
     }
 }
 

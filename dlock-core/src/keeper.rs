@@ -61,7 +61,7 @@ pub struct CallId {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "as in the trait Backend")]
 pub enum Request {
-    Acquire(Claim),
+    Acquire(Arc<Claim>),
     Renew(Lease),
     Release(Lease, Release),
 }
@@ -112,7 +112,7 @@ pub(crate) struct Wish {
 
 #[derive(Debug)]
 struct Tenure {
-    claim: Claim,
+    claim: Arc<Claim>,
     gate: GateId,
     phase: Phase,
     flight: Option<Flight>,
@@ -221,7 +221,7 @@ impl Keeper {
     /// A claim that only tried now wants to wait.
     pub(crate) fn join_queue(&mut self, id: TenureId) {
         if let Some(tenure) = self.tenures.get_mut(id) {
-            tenure.claim.queue = true;
+            Arc::make_mut(&mut tenure.claim).queue = true;
         }
     }
 
@@ -239,12 +239,9 @@ impl Keeper {
         let nothing_there =
             tenure.phase == Phase::Asking && tenure.flight.is_none() && tenure.doubt == Doubt::None;
         let queued = matches!(tenure.phase, Phase::Asking | Phase::Queued);
-        let forgets = queued && planted.is(Plant::CancelForgetsGrant);
-        let unapplied = if queued { tenure.claim.instead_of } else { None };
-        let (key, mode, ttl) = (tenure.claim.key.clone(), tenure.claim.mode, tenure.claim.ttl);
-        let (gate, holder) = (tenure.gate, tenure.claim.holder.clone());
-        let give_up = now + ttl + margin(ttl) + LOOK;
-        if nothing_there || forgets {
+        let unapplied = if queued { tenure.owed_instead(now) } else { None };
+        let give_up = tenure.gives_up(now);
+        if nothing_there || (queued && planted.is(Plant::CancelForgetsGrant)) {
             self.remove(id);
         } else {
             tenure.phase = Phase::Leaving { how, give_up, reply_to, told: false };
@@ -256,23 +253,7 @@ impl Keeper {
             }
         }
         if let Some(old) = unapplied {
-            // The call that was to give up the old lease may never be applied.
-            let claim = Claim {
-                key,
-                owner: old,
-                mode,
-                ttl,
-                patience: ttl,
-                queue: false,
-                instead_of: None,
-                tokens: 0,
-                holder,
-                sent: now,
-            };
-            let mut tenure = Tenure::new(claim, gate);
-            tenure.phase =
-                Phase::Leaving { how: Release::Now, give_up, reply_to: None, told: true };
-            let id = self.tenures.insert(tenure);
+            let id = self.tenures.insert(old);
             self.send(now, id, out);
         }
     }
@@ -326,7 +307,6 @@ impl Keeper {
         flight: Flight,
         outcome: Result<Released>,
     ) -> Option<Said> {
-        let retry = self.retry_in(id);
         let tenure = self.tenures.get_mut(id)?;
         let Phase::Leaving { give_up, reply_to, told, .. } = &mut tenure.phase else { return None };
         let (give_up, reply_to, was_told) = (*give_up, reply_to.take(), *told);
@@ -339,7 +319,10 @@ impl Keeper {
             (Err(error), Doubt::None) if now >= give_up || !error.kind().is_retryable() => {
                 self.remove(id);
             }
-            (Err(_), _) => self.set_due(id, now + retry),
+            (Err(_), _) => {
+                let retry = self.retry_in(id);
+                self.set_due(id, now + retry);
+            }
         }
         (!was_told).then_some(Said::Released { reply_to, outcome })
     }
@@ -352,13 +335,11 @@ impl Keeper {
         outcome: Result<Attempt>,
         out: &mut Actions,
     ) -> Option<Said> {
-        let retry = self.retry_in(id);
-        let look_jitter = self.random.random_range(0.75..1.0);
         let planted = self.planted;
         let tenure = self.tenures.get_mut(id)?;
         match outcome {
             Ok(Attempt::Granted(grant)) => {
-                tenure.claim.instead_of = None;
+                tenure.given_up();
                 let counted_from =
                     if planted.is(Plant::LeaseCountedFromReply) { now } else { flight.sent };
                 if self.hold(now, id, counted_from, self.tenures[id].claim.ttl) {
@@ -369,17 +350,18 @@ impl Keeper {
                 }
             }
             Ok(Attempt::Queued { free_in, holder }) => {
-                tenure.claim.instead_of = None;
+                tenure.given_up();
                 tenure.phase = Phase::Queued;
                 tenure.failures = 0;
-                let look = LOOK.min(tenure.claim.patience / 3).mul_f64(look_jitter);
+                let spread = self.random.random_range(0.75..1.0);
+                let look = LOOK.min(tenure.claim.patience / 3).mul_f64(spread);
                 let look = free_in.map_or(look, |free| look.min(free + Duration::from_millis(1)));
                 let due = if planted.is(Plant::LostWakeup) { Moment::NEVER } else { now + look };
                 self.set_due(id, due);
                 Some(Said::Queued(holder))
             }
             Ok(Attempt::Busy { holder }) => {
-                tenure.claim.instead_of = None;
+                tenure.given_up();
                 if tenure.claim.queue {
                     self.send(now, id, out); // somebody joined while it was only tried
                     return None;
@@ -389,6 +371,7 @@ impl Keeper {
             }
             Err(error) if error.kind().is_retryable() && tenure.claim.queue => {
                 tenure.phase = Phase::Asking;
+                let retry = self.retry_in(id);
                 self.set_due(id, now + retry);
                 Some(Said::Trouble(error))
             }
@@ -450,7 +433,7 @@ impl Keeper {
         let gate = tenure.gate;
         let said = match (notice, tenure.phase) {
             (Notice::Granted { grant, sent }, Phase::Asking | Phase::Queued) => {
-                tenure.claim.instead_of = None;
+                tenure.given_up();
                 let counted_from =
                     if self.planted.is(Plant::HandoverCountedFromReceipt) { now } else { sent };
                 let patience = tenure.claim.patience;
@@ -570,7 +553,7 @@ impl Keeper {
     /// until it does is merely stricter than it need be.
     pub(crate) fn downgrade(&mut self, now: Moment, id: TenureId, out: &mut Actions) {
         let Some(tenure) = self.tenures.get_mut(id) else { return };
-        tenure.claim.mode = Mode::Shared;
+        Arc::make_mut(&mut tenure.claim).mode = Mode::Shared;
         if !tenure.awaits_acquire() {
             self.send(now, id, out);
         }
@@ -590,7 +573,7 @@ impl Keeper {
         tenure.seq = tenure.seq.wrapping_add(1);
         let (request, acquire) = match tenure.phase {
             Phase::Asking | Phase::Queued => {
-                tenure.claim.sent = now;
+                Arc::make_mut(&mut tenure.claim).sent = now;
                 (Request::Acquire(tenure.claim.clone()), true)
             }
             Phase::Held { .. } => (Request::Renew(tenure.lease()), false),
@@ -672,7 +655,7 @@ impl Keeper {
 impl Tenure {
     fn new(claim: Claim, gate: GateId) -> Self {
         Tenure {
-            claim,
+            claim: Arc::new(claim),
             gate,
             phase: Phase::Asking,
             flight: None,
@@ -686,8 +669,32 @@ impl Tenure {
     }
 
     fn lease(&self) -> Lease {
-        let Claim { key, owner, mode, ttl, .. } = &self.claim;
+        let Claim { key, owner, mode, ttl, .. } = &*self.claim;
         Lease { key: key.clone(), owner: *owner, mode: *mode, ttl: *ttl }
+    }
+
+    /// When its release is no longer worth trying: the lease has ended by then.
+    fn gives_up(&self, now: Moment) -> Moment {
+        let ttl = self.claim.ttl;
+        now + ttl + margin(ttl) + LOOK
+    }
+
+    /// The lease that this claim was to take the place of, leaving by itself:
+    /// the call that was to give it up may never be applied.
+    fn owed_instead(&self, now: Moment) -> Option<Tenure> {
+        let owner = self.claim.instead_of?;
+        let claim = Claim { owner, instead_of: None, ..Claim::clone(&self.claim) };
+        let mut tenure = Tenure::new(claim, self.gate);
+        let give_up = self.gives_up(now);
+        tenure.phase = Phase::Leaving { how: Release::Now, give_up, reply_to: None, told: true };
+        Some(tenure)
+    }
+
+    /// The lease that this claim takes the place of is given up for sure.
+    fn given_up(&mut self) {
+        if self.claim.instead_of.is_some() {
+            Arc::make_mut(&mut self.claim).instead_of = None;
+        }
     }
 
     fn awaits_acquire(&self) -> bool {

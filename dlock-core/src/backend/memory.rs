@@ -67,10 +67,8 @@ impl Memory {
     /// Runs one operation on the queue and delivers the notices it makes.
     fn run<T>(&self, operation: impl FnOnce(&mut Queue, Moment, &mut Vec<Sent>) -> T) -> T {
         let mut sent = Vec::new();
-        let result = {
-            let mut queue = self.store.queue.lock();
-            operation(&mut queue, self.store.clock.now(), &mut sent)
-        };
+        let now = self.store.clock.now();
+        let result = operation(&mut self.store.queue.lock(), now, &mut sent);
         for Sent { client, key, owner, notice } in sent {
             let listener = self.store.listeners.lock().get(&client).cloned();
             if let Some(listener) = listener.and_then(|listener| listener.upgrade()) {
@@ -109,11 +107,6 @@ impl Store {
     }
 }
 
-/// An answer that is there already.
-fn ready<'a, T: Send + 'a>(value: T) -> Call<'a, T> {
-    Box::pin(std::future::ready(value))
-}
-
 impl Backend for Memory {
     fn capabilities(&self) -> Capabilities {
         Capabilities { remote: false, ..Capabilities::all("memory") }
@@ -125,32 +118,32 @@ impl Backend for Memory {
     }
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Attempt>> {
-        ready(Ok(self.run(|queue, now, sent| queue.acquire(now, claim, sent))))
+        Call::answered(Ok(self.run(|queue, now, sent| queue.acquire(now, claim, sent))))
     }
 
     fn renew<'a>(&'a self, leases: &'a [Lease]) -> Call<'a, Vec<Result<Renewed>>> {
-        ready(self.run(|queue, now, sent| {
+        Call::answered(self.run(|queue, now, sent| {
             leases.iter().map(|lease| Ok(queue.renew(now, lease, sent))).collect()
         }))
     }
 
     fn release<'a>(&'a self, lease: &'a Lease, how: Release) -> Call<'a, Result<Released>> {
-        ready(Ok(self.run(|queue, now, sent| queue.release(now, lease, how, sent))))
+        Call::answered(Ok(self.run(|queue, now, sent| queue.release(now, lease, how, sent))))
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
-        ready(Ok(self.run(|queue, now, _| queue.inspect(now, key))))
+        Call::answered(Ok(self.run(|queue, now, _| queue.inspect(now, key))))
     }
 
     fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>> {
-        ready(Ok(self.run(|queue, now, _| queue.list(now, prefix, &cursor))))
+        Call::answered(Ok(self.run(|queue, now, _| queue.list(now, prefix, &cursor))))
     }
 
     fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
-        ready(Ok(self.run(|queue, now, sent| queue.break_lock(now, key, by, sent))))
+        Call::answered(Ok(self.run(|queue, now, sent| queue.break_lock(now, key, by, sent))))
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {
-        ready(Ok(()))
+        Call::answered(Ok(()))
     }
 }

@@ -4,8 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use crate::client::Handle;
+use crate::clock::Moment;
 use crate::driver::{Spot, Wakers};
 use crate::engine::{Ask, Outcome, Refusal};
 
@@ -26,7 +28,8 @@ pub(super) struct Admission {
     pub(super) spot: Spot,
     pub(super) token: u64,
     pub(super) handed_over: bool,
-    pub(super) waited: std::time::Duration,
+    pub(super) waited: Duration,
+    pub(super) since: Moment,
 }
 
 impl<'a> Acquire<'a> {
@@ -54,7 +57,7 @@ impl Future for Acquire<'_> {
             Stage::Waiting(spot) => spot,
             Stage::Done => return Poll::Pending,
         };
-        let outcome = core.look(spot.shard, |machine, _| {
+        let outcome = core.look(spot.shard, |machine| {
             let outcome = machine.outcome(spot.ticket);
             if let (Outcome::Waiting, Some(wakers)) = (&outcome, machine.payload_mut(spot.ticket)) {
                 wakers.clear();
@@ -67,8 +70,8 @@ impl Future for Acquire<'_> {
                 self.stage = Stage::Waiting(spot);
                 Poll::Pending
             }
-            Outcome::Admitted { token, handed_over, waited } => {
-                Poll::Ready(Ok(Admission { spot, token, handed_over, waited }))
+            Outcome::Admitted { token, handed_over, waited, since } => {
+                Poll::Ready(Ok(Admission { spot, token, handed_over, waited, since }))
             }
             Outcome::Refused(refusal) => Poll::Ready(Err(refusal)),
         }

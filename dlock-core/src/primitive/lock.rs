@@ -190,7 +190,9 @@ impl<G: Held> Lock<G> {
     async fn acquire(&self, attempt: bool, until: Option<Moment>) -> Result<Result<G, Error>> {
         let key = self.key.as_ref().map_err(Clone::clone)?;
         let span = tracing::debug_span!(target: "dlock::lock", "acquire", key = key.label());
-        let result = self.acquire_key(key, attempt, until).instrument(span).await;
+        let acquiring = self.acquire_key(key, attempt, until);
+        let result =
+            if span.is_disabled() { acquiring.await } else { acquiring.instrument(span).await };
         if let Err(error) | Ok(Err(error)) = &result {
             self.handle.core.observer.tell(&Event::Refused { key, error });
         }
@@ -209,11 +211,10 @@ impl<G: Held> Lock<G> {
                 .on(key)
                 .saying(format!("the backend has no {}", mode_words(self.mode))));
         }
-        let now = self.handle.core.now();
         let wait = match (attempt, until, self.options.wait) {
             (false, Some(until), _) => Wait::Until(until),
             (true, ..) | (_, _, Some(Duration::ZERO)) => Wait::Try,
-            (_, _, Some(wait)) => Wait::Until(now + wait),
+            (_, _, Some(wait)) => Wait::For(wait),
             (_, _, None) => Wait::Until(Moment::NEVER),
         };
         let lane = match reentry::nesting(self.handle.client(), key, self.mode)? {
@@ -231,8 +232,8 @@ impl<G: Held> Lock<G> {
             holder: self.options.holder(&self.handle.holder),
         };
         match Acquire::new(&self.handle, ask).await {
-            Ok(Admission { spot, token, handed_over, waited }) => {
-                let hold = Hold::new(self.handle.clone(), spot, key.clone(), self.mode);
+            Ok(Admission { spot, token, handed_over, waited, since }) => {
+                let hold = Hold::new(self.handle.clone(), spot, key.clone(), self.mode, since);
                 let shown = (!self.mode.is_permits()).then_some(token);
                 self.handle.core.observer.tell(&Event::Acquired {
                     key,
@@ -247,22 +248,13 @@ impl<G: Held> Lock<G> {
                 })?;
                 Ok(Ok(G::held(hold, token)))
             }
-            Err(refusal) => self.refused(key, refusal, until, now),
+            Err(refusal) => self.refused(key, refusal),
         }
     }
 
-    fn refused(
-        &self,
-        key: &Key,
-        refusal: Refusal,
-        until: Option<Moment>,
-        asked: Moment,
-    ) -> Result<Result<G, Error>> {
+    fn refused(&self, key: &Key, refusal: Refusal) -> Result<Result<G, Error>> {
         let error = |kind| Error::new(kind, Operation::Acquire).on(key);
-        let waited = match until {
-            Some(until) => until.since(asked),
-            None => self.options.wait.unwrap_or_default(),
-        };
+        let waited = self.options.wait.unwrap_or_default();
         match refusal {
             Refusal::Busy(holder) => {
                 Ok(Err(error(ErrorKind::TimedOut).saying(held_by(holder, Duration::ZERO))))

@@ -38,7 +38,21 @@ struct KeyHistory {
     top_exclusive: u64,
     top_any: u64,
     /// When the server last lost its data.
-    forgot: Option<Duration>,
+    forgot: Option<Loss>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loss {
+    pub(super) at: Duration,
+    /// Leases from before have tokens between these.
+    pub(super) tokens: (u64, u64),
+}
+
+impl Loss {
+    /// Whether a lease with this token is one that the server forgot.
+    fn hit(&self, token: u64) -> bool {
+        (self.tokens.0..self.tokens.1).contains(&token)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -46,8 +60,6 @@ pub(super) struct Hold {
     pub(super) seat: Seat,
     pub(super) mode: Mode,
     pub(super) token: u64,
-    pub(super) since: Duration,
-    pub(super) handed_over: bool,
     order: u64,
 }
 
@@ -69,13 +81,13 @@ impl Checker {
         seat: Seat,
         mode: Mode,
         token: u64,
-        handed_over: bool,
         now: Duration,
         longest_lease: Duration,
     ) {
         let history = &mut self.keys[key];
         history.order += 1;
-        let excused = handed_over && history.is_excused(now, longest_lease);
+        let excused = history.is_excused(now, longest_lease)
+            && history.forgot.is_some_and(|forgot| forgot.hit(token));
         let rises = match mode {
             Mode::Exclusive => token > history.top_any,
             Mode::Shared => token > history.top_exclusive,
@@ -91,7 +103,7 @@ impl Checker {
             _ => {}
         }
         let order = history.order;
-        history.holds.push(Hold { seat, mode, token, since: now, handed_over, order });
+        history.holds.push(Hold { seat, mode, token, order });
         if !rises && !excused {
             self.violated(|| {
                 format!("I1: token {token} of {seat:?} on key {key} ({mode:?}) does not rise above {top}")
@@ -120,8 +132,8 @@ impl Checker {
         history.top_any = history.top_any.max(token);
     }
 
-    pub(super) fn forgot(&mut self, key: usize, now: Duration) {
-        self.keys[key].forgot = Some(now);
+    pub(super) fn forgot(&mut self, key: usize, loss: Loss) {
+        self.keys[key].forgot = Some(loss);
     }
 
     /// A holder writes to the resource with its token.
@@ -172,10 +184,7 @@ impl Checker {
         }
         let now: Vec<&Hold> = history.holds.iter().filter(|hold| held(hold.seat)).collect();
         let excuses = |one: &Hold, two: &Hold| {
-            let earlier = one.since.min(two.since);
-            history.forgot.is_some_and(|forgot| forgot >= earlier)
-                // A lease from before the loss, handed on after it.
-                || (history.forgot.is_some() && (one.handed_over || two.handed_over))
+            history.forgot.is_some_and(|forgot| forgot.hit(one.token) || forgot.hit(two.token))
         };
         let mut taken = 0;
         let mut capacity = u32::MAX;
@@ -206,6 +215,6 @@ impl Checker {
 
 impl KeyHistory {
     fn is_excused(&self, now: Duration, longest_lease: Duration) -> bool {
-        self.forgot.is_some_and(|forgot| now < forgot + longest_lease)
+        self.forgot.is_some_and(|forgot| now < forgot.at + longest_lease)
     }
 }

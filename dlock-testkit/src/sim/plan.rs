@@ -107,7 +107,7 @@ impl Plan {
             settled: Duration::ZERO,
             day_ends: Duration::ZERO,
             longest_hold: Duration::from_millis(random.random_range(1..80)),
-            longest_think: Duration::from_millis(random.random_range(50..600)),
+            longest_think: Duration::from_millis(random.random_range(100..1_000)),
             shared,
             permits,
             fair,

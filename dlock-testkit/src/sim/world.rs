@@ -18,7 +18,7 @@ use dlock_core::{
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::checker::Checker;
+use super::checker::{Checker, Loss};
 use super::plan::{Fault, Plan};
 use super::{Options, Report};
 
@@ -546,7 +546,7 @@ impl World {
         let waited = now - task.since;
         task.since = now;
         self.judge_wait(seat, key, waited);
-        self.checker.admitted(history, seat, mode, token, handed_over, now, lease);
+        self.checker.admitted(history, seat, mode, token, now, lease);
         self.judge(history);
         if handed_over {
             self.judge_handover(seat, key);
@@ -855,9 +855,12 @@ impl World {
                 self.servers[server].inbox.clear();
                 if forgets {
                     self.servers[server].queue = Queue::new(EPOCH_MICROS, self.planted);
+                    let micros = self.servers[server].clock.at(self.now).as_micros();
+                    let tokens = (EPOCH_MICROS, EPOCH_MICROS + micros + 1_000);
+                    let loss = Loss { at: self.now, tokens };
                     for key in (server..self.keys.len()).step_by(self.plan.servers) {
-                        self.checker.forgot(key, self.now);
-                        self.checker.forgot(self.keys.len() + key, self.now);
+                        self.checker.forgot(key, loss);
+                        self.checker.forgot(self.keys.len() + key, loss);
                     }
                 }
                 lasts

@@ -1,0 +1,93 @@
+//! The embedded backend beside `tokio::sync::Mutex`, in the same run.
+//!
+//! `cargo bench -p benches --bench memory`
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use benches::contend;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use dlock_core::{Dlock, Key};
+use tokio::runtime::{Builder, Runtime};
+
+fn current_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn multi_thread() -> Runtime {
+    Builder::new_multi_thread().enable_all().build().expect("a runtime")
+}
+
+/// One task, nobody else: lock and release.
+fn uncontended(c: &mut Criterion) {
+    let mut group = c.benchmark_group("uncontended");
+    let dlock = Dlock::connect_lazy("memory://bench").expect("a client");
+    let key = Key::new("order:7").expect("a key");
+    let lock = dlock.mutex(&key);
+    group.bench_function("dlock", |b| {
+        b.to_async(current_thread()).iter(|| async {
+            drop(black_box(lock.lock().await.expect("the lock")));
+        });
+    });
+    group.bench_function("dlock, builder and release().await", |b| {
+        b.to_async(current_thread()).iter(|| async {
+            let guard = dlock.mutex(&key).lock().await.expect("the lock");
+            black_box(guard.release().await.expect("released"))
+        });
+    });
+    let mutex = tokio::sync::Mutex::new(());
+    group.bench_function("tokio", |b| {
+        b.to_async(current_thread()).iter(|| async {
+            drop(black_box(mutex.lock().await));
+        });
+    });
+    group.finish();
+}
+
+/// 500 tasks, one key. The body yields once, so that everybody else waits and
+/// each cycle is a hand-over.
+fn hot_key(c: &mut Criterion) {
+    const TASKS: usize = 500;
+    const CYCLES: u64 = 500_000;
+    let mut group = c.benchmark_group("500 tasks on one key");
+    group.throughput(Throughput::Elements(CYCLES)).sample_size(10);
+    for (name, runtime) in [("one thread", current_thread()), ("all cores", multi_thread())] {
+        let dlock = Dlock::connect_lazy("memory://bench").expect("a client");
+        let lock = dlock.mutex("hot").wait_unlimited();
+        group.bench_function(format!("dlock, {name}"), |b| {
+            b.to_async(&runtime).iter_custom(|iterations| {
+                let lock = lock.clone();
+                async move {
+                    let lock = Arc::new(lock);
+                    contend(TASKS, CYCLES * iterations, move || {
+                        let lock = lock.clone();
+                        async move {
+                            let guard = lock.lock().await.expect("the lock");
+                            tokio::task::yield_now().await;
+                            drop(guard);
+                        }
+                    })
+                    .await
+                }
+            });
+        });
+        group.bench_function(format!("tokio, {name}"), |b| {
+            b.to_async(&runtime).iter_custom(|iterations| async move {
+                let mutex = Arc::new(tokio::sync::Mutex::new(()));
+                contend(TASKS, CYCLES * iterations, move || {
+                    let mutex = mutex.clone();
+                    async move {
+                        let guard = mutex.lock().await;
+                        tokio::task::yield_now().await;
+                        drop(guard);
+                    }
+                })
+                .await
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, uncontended, hot_key);
+criterion_main!(benches);
