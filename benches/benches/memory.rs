@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use benches::contend;
+use benches::convoy;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dlock_core::{Dlock, Key};
 use tokio::runtime::{Builder, Runtime};
@@ -44,8 +44,7 @@ fn uncontended(c: &mut Criterion) {
     group.finish();
 }
 
-/// 500 tasks, one key. The body yields once, so that everybody else waits and
-/// each cycle is a hand-over.
+/// 500 tasks, one key, empty body, everybody waits: each cycle is a hand-over.
 fn hot_key(c: &mut Criterion) {
     const TASKS: usize = 500;
     const CYCLES: u64 = 500_000;
@@ -53,19 +52,14 @@ fn hot_key(c: &mut Criterion) {
     group.throughput(Throughput::Elements(CYCLES)).sample_size(10);
     for (name, runtime) in [("one thread", current_thread()), ("all cores", multi_thread())] {
         let dlock = Dlock::connect_lazy("memory://bench").expect("a client");
-        let lock = dlock.mutex("hot").wait_unlimited();
         group.bench_function(format!("dlock, {name}"), |b| {
             b.to_async(&runtime).iter_custom(|iterations| {
-                let lock = lock.clone();
+                let lock = Arc::new(dlock.mutex("hot").wait_unlimited());
                 async move {
-                    let lock = Arc::new(lock);
-                    contend(TASKS, CYCLES * iterations, move || {
+                    let first = lock.lock().await.expect("the lock");
+                    convoy(TASKS, CYCLES * iterations, first, move || {
                         let lock = lock.clone();
-                        async move {
-                            let guard = lock.lock().await.expect("the lock");
-                            tokio::task::yield_now().await;
-                            drop(guard);
-                        }
+                        async move { drop(lock.lock().await.expect("the lock")) }
                     })
                     .await
                 }
@@ -74,13 +68,10 @@ fn hot_key(c: &mut Criterion) {
         group.bench_function(format!("tokio, {name}"), |b| {
             b.to_async(&runtime).iter_custom(|iterations| async move {
                 let mutex = Arc::new(tokio::sync::Mutex::new(()));
-                contend(TASKS, CYCLES * iterations, move || {
+                let first = mutex.clone().lock_owned().await;
+                convoy(TASKS, CYCLES * iterations, first, move || {
                     let mutex = mutex.clone();
-                    async move {
-                        let guard = mutex.lock().await;
-                        tokio::task::yield_now().await;
-                        drop(guard);
-                    }
+                    async move { drop(mutex.lock().await) }
                 })
                 .await
             });

@@ -6,9 +6,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::claim::{
-    Attempt, Claim, Holder, Lease, Mode, Notice, Owner, Release, Released, Renewed,
-};
+use crate::claim::{Attempt, Claim, Holder, Mode, Notice, Owner, Release, Released, Renewed};
 use crate::error::Result;
 use crate::key::Key;
 
@@ -126,10 +124,10 @@ pub trait Backend: Send + Sync + 'static {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Attempt>>;
 
     /// Prolongs leases by their ttl, in one round trip; one answer each, in order.
-    fn renew<'a>(&'a self, leases: &'a [Lease]) -> Call<'a, Vec<Result<Renewed>>>;
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<Renewed>>>;
 
     /// Gives back what this owner has: a lease, or a place in the queue.
-    fn release<'a>(&'a self, lease: &'a Lease, how: Release) -> Call<'a, Result<Released>>;
+    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<Released>>;
 
     /// Who holds this key and who waits for it, as a lock or as a semaphore.
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>>;

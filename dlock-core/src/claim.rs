@@ -104,14 +104,14 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A request for a lock.
+/// A request for a lock; granted, its lease.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// On what.
     pub key: Key,
     /// By whom. The same owner asking again gets the same grant, with a fresh ttl.
     pub owner: Owner,
-    /// What for.
+    /// What for. Renewing an exclusive lease as shared downgrades it.
     pub mode: Mode,
     /// How long a grant lasts unless renewed.
     pub ttl: Duration,
@@ -159,19 +159,6 @@ pub enum Attempt {
         /// When the lease in the way ends if it is not renewed.
         free_in: Option<Duration>,
     },
-}
-
-/// A lease to be renewed or released.
-#[derive(Clone, Debug)]
-pub struct Lease {
-    /// On what.
-    pub key: Key,
-    /// By whom.
-    pub owner: Owner,
-    /// What for. Renewing an exclusive lease as shared downgrades it.
-    pub mode: Mode,
-    /// How long from now.
-    pub ttl: Duration,
 }
 
 /// The outcome of a renewal.

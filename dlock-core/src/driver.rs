@@ -13,14 +13,12 @@
 //! test can pause the time. Should that runtime end first, a thread takes over.
 
 use std::future::Future;
-use std::hash::BuildHasher;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use hashbrown::DefaultHashBuilder;
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use smallvec::SmallVec;
@@ -45,7 +43,6 @@ const FLUSH: Duration = Duration::from_millis(100);
 pub(crate) struct Core {
     ear: Arc<Ear>,
     shards: Box<[Mutex<Machine>]>,
-    hasher: DefaultHashBuilder,
     backend: Arc<dyn Backend>,
     clock: Clock,
     call_timeout: Duration,
@@ -95,7 +92,6 @@ impl Core {
         let core = Arc::new_cyclic(|core| Core {
             ear: Arc::new(Ear(core.clone())),
             shards,
-            hasher: DefaultHashBuilder::default(),
             backend,
             clock: if remote { Clock::boot() } else { Clock::tokio() },
             call_timeout,
@@ -124,7 +120,7 @@ impl Core {
 
     pub(crate) fn shard_of(&self, key: &Key) -> usize {
         // The high bits: the maps inside a shard use the low ones.
-        (self.hasher.hash_one(key) >> 32) as usize & (self.shards.len() - 1)
+        (key.hash() >> 32) as usize & (self.shards.len() - 1)
     }
 
     /// Looks at a shard without anything to be done afterwards.
@@ -370,9 +366,9 @@ fn dispatch(core: &Arc<Core>, batch: &mut Vec<Order>) {
     let mut renewals = Vec::new();
     let mut leases = Vec::new();
     for Order { shard, call, request } in batch.drain(..) {
-        if let Request::Renew(lease) = request {
+        if let Request::Renew(claim) = request {
             renewals.push((shard, call));
-            leases.push(lease);
+            leases.push(claim);
             continue;
         }
         let core = core.clone();
@@ -401,9 +397,9 @@ fn dispatch(core: &Arc<Core>, batch: &mut Vec<Order>) {
 async fn make(backend: &dyn Backend, request: &Request) -> Answer {
     match request {
         Request::Acquire(claim) => Answer::Acquire(backend.acquire(claim).await),
-        Request::Release(lease, how) => Answer::Release(backend.release(lease, *how).await),
-        Request::Renew(lease) => {
-            let answer = backend.renew(std::slice::from_ref(lease)).await.into_iter().next();
+        Request::Release(claim, how) => Answer::Release(backend.release(claim, *how).await),
+        Request::Renew(claim) => {
+            let answer = backend.renew(std::slice::from_ref(claim)).await.into_iter().next();
             Answer::Renew(answer.unwrap_or_else(|| Err(no_answer(request))))
         }
     }
@@ -430,9 +426,9 @@ fn no_answer(request: &Request) -> Error {
 fn in_place(backend: &dyn Backend, request: &Request) -> Option<Answer> {
     Some(match request {
         Request::Acquire(claim) => Answer::Acquire(backend.acquire(claim).now()?),
-        Request::Release(lease, how) => Answer::Release(backend.release(lease, *how).now()?),
-        Request::Renew(lease) => {
-            let answers = backend.renew(std::slice::from_ref(lease)).now()?;
+        Request::Release(claim, how) => Answer::Release(backend.release(claim, *how).now()?),
+        Request::Renew(claim) => {
+            let answers = backend.renew(std::slice::from_ref(claim)).now()?;
             Answer::Renew(answers.into_iter().next()?)
         }
     })

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::hash_map::EntryRef;
 use slotmap::SlotMap;
 use smallvec::SmallVec;
 
@@ -22,6 +22,7 @@ use crate::claim::{Holder, LossReason, Mode, Notice, Owner, Release, Released};
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 use crate::gate::{Gate, HandoverLimits, Step, View, Waiting};
+use crate::hashing::Map;
 pub use crate::keeper::{Answer, CallId, Request};
 use crate::keeper::{Keeper, Said, TenureId, Wish};
 use crate::key::Key;
@@ -223,13 +224,6 @@ enum Kind {
     Inside { root: GateId, parent: Ticket },
 }
 
-/// The tasks of one process that want one key.
-#[derive(Default)]
-struct Place {
-    gate: Option<GateId>,
-    waiting: usize,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Alarm {
     WaitOver(GateId),
@@ -238,7 +232,10 @@ enum Alarm {
 
 /// The machine of one process, or of a part of its keys.
 pub struct Engine<W> {
-    places: HashMap<Key, Place>,
+    /// The gate of each key that tasks share.
+    shared: Map<Key, GateId>,
+    /// How many tasks wait for a key with claims of their own.
+    apart: Map<Key, usize>,
     rooms: SlotMap<GateId, Room>,
     tickets: SlotMap<Ticket, Entry<W>>,
     keeper: Keeper,
@@ -252,7 +249,8 @@ impl<W> Engine<W> {
     /// An empty machine. The seed makes its owners, so it must be random.
     pub fn new(limits: Limits, seed: [u8; 32], planted: Planted) -> Self {
         Engine {
-            places: HashMap::new(),
+            shared: Map::default(),
+            apart: Map::default(),
             rooms: SlotMap::with_key(),
             tickets: SlotMap::with_key(),
             keeper: Keeper::new(seed, planted),
@@ -277,28 +275,28 @@ impl<W> Engine<W> {
         if self.closed {
             return Err(Refusal::ShuttingDown);
         }
-        let place = self.places.entry_ref(&ask.key).or_default();
-        if place.waiting >= self.limits.waiters {
-            return Err(Refusal::Overloaded);
-        }
-        place.waiting += 1;
-        let shared = place.gate;
-        let gate = match (ask.lane, shared) {
-            (Lane::Shared, Some(gate)) => gate,
-            (Lane::Inside(parent), _) => match self.gate_inside(parent, &ask) {
-                Some(gate) => gate,
+        let gate = match ask.lane {
+            Lane::Shared => match self.shared.get(&ask.key) {
+                Some(gate) => *gate,
                 None => {
-                    self.no_longer_waits(&ask.key);
-                    return Err(Refusal::Lost);
+                    let gate = self.open_room(Gate::new(), &ask, Kind::Shared);
+                    self.shared.insert(ask.key.clone(), gate);
+                    gate
                 }
             },
-            (Lane::Shared, None) => {
-                let gate = self.open_room(Gate::new(), &ask, Kind::Shared);
-                self.places.entry_ref(&ask.key).or_default().gate = Some(gate);
-                gate
+            Lane::Own => {
+                let waiting = self.apart.entry_ref(&ask.key).or_default();
+                if *waiting >= self.limits.waiters {
+                    return Err(Refusal::Overloaded);
+                }
+                *waiting += 1;
+                self.open_room(Gate::new(), &ask, Kind::Own)
             }
-            (Lane::Own, _) => self.open_room(Gate::new(), &ask, Kind::Own),
+            Lane::Inside(parent) => self.gate_inside(parent, &ask).ok_or(Refusal::Lost)?,
         };
+        if self.rooms[gate].gate.waiting() >= self.limits.waiters {
+            return Err(Refusal::Overloaded);
+        }
         let ticket = self.tickets.insert(Entry {
             gate,
             mode: ask.mode,
@@ -422,11 +420,8 @@ impl<W> Engine<W> {
         let gate = entry.gate;
         match entry.phase {
             Phase::Waiting => {
-                if let Some(room) = self.rooms.get_mut(gate)
-                    && room.gate.cancel(ticket)
-                {
-                    let key = room.key.clone();
-                    self.no_longer_waits(&key);
+                if self.rooms.get_mut(gate).is_some_and(|room| room.gate.cancel(ticket)) {
+                    self.no_longer_waits(gate);
                 }
                 self.tickets.remove(ticket);
                 self.settle(now, gate, &mut None, out);
@@ -655,7 +650,8 @@ impl<W> Engine<W> {
         self.tickets.is_empty()
             && self.rooms.is_empty()
             && self.keeper.is_empty()
-            && self.places.is_empty()
+            && self.shared.is_empty()
+            && self.apart.is_empty()
     }
 
     /// Whether nothing is owed to the backend.
@@ -744,19 +740,19 @@ impl<W> Engine<W> {
     }
 
     fn refuse(&mut self, id: GateId, ticket: Ticket, refusal: Refusal, out: &mut Actions) {
-        let key = self.rooms[id].key.clone();
-        self.no_longer_waits(&key);
+        self.no_longer_waits(id);
         if let Some(entry) = self.tickets.get_mut(ticket) {
             entry.phase = Phase::Refused(refusal);
             out.push(Action::Wake(ticket));
         }
     }
 
-    fn no_longer_waits(&mut self, key: &Key) {
-        if let hashbrown::hash_map::EntryRef::Occupied(mut place) = self.places.entry_ref(key) {
-            place.get_mut().waiting -= 1;
-            if place.get().waiting == 0 && place.get().gate.is_none() {
-                place.remove();
+    fn no_longer_waits(&mut self, id: GateId) {
+        let Some(room) = self.rooms.get(id).filter(|room| room.kind == Kind::Own) else { return };
+        if let EntryRef::Occupied(mut waiting) = self.apart.entry_ref(&room.key) {
+            *waiting.get_mut() -= 1;
+            if *waiting.get() == 0 {
+                waiting.remove();
             }
         }
     }
@@ -770,7 +766,8 @@ impl<W> Engine<W> {
         out: &mut Actions,
     ) {
         while let Some(room) = self.rooms.get_mut(id) {
-            let fit = room.gate.tenure().is_some_and(|tenure| self.keeper.is_fit(now, tenure));
+            let keeper = &self.keeper;
+            let fit = |tenure| keeper.is_fit(now, tenure);
             let view = View { now, fit, limits: self.limits.handover, planted: self.planted };
             match room.gate.next(view) {
                 Some(Step::Admit { ticket, token, handed_over }) => {
@@ -794,6 +791,7 @@ impl<W> Engine<W> {
                     };
                     let tenure = self.keeper.ask(now, wish, out);
                     room.gate.asked(tenure);
+                    break;
                 }
                 Some(Step::Leave { tenure }) => {
                     let ticket = reply_to.take();
@@ -814,15 +812,14 @@ impl<W> Engine<W> {
         handed_over: bool,
         out: &mut Actions,
     ) {
+        self.no_longer_waits(id);
         let room = &self.rooms[id];
-        let key = room.key.clone();
         let (tenure, root) = match room.kind {
             Kind::Inside { root, .. } => {
                 (self.rooms.get(root).and_then(|room| room.gate.tenure()), Some(root))
             }
             _ => (room.gate.tenure(), None),
         };
-        self.no_longer_waits(&key);
         let (Some(tenure), Some(entry)) = (tenure, self.tickets.get_mut(ticket)) else { return };
         let waited = now.since(entry.since);
         entry.since = now;
@@ -846,14 +843,7 @@ impl<W> Engine<W> {
                 }
             }
             Kind::Shared => {
-                if let hashbrown::hash_map::EntryRef::Occupied(mut place) =
-                    self.places.entry_ref(&room.key)
-                {
-                    place.get_mut().gate = None;
-                    if place.get().waiting == 0 {
-                        place.remove();
-                    }
-                }
+                self.shared.remove(&room.key);
             }
         }
         self.rooms.remove(id);

@@ -104,10 +104,10 @@ struct Tenancy {
 
 /// What the gate must know to decide.
 #[derive(Clone, Copy)]
-pub(crate) struct View {
+pub(crate) struct View<F> {
     pub(crate) now: Moment,
-    /// Whether the lease is held for certain, with half its term left.
-    pub(crate) fit: bool,
+    /// Whether a lease is held for certain, with half its term left.
+    pub(crate) fit: F,
     pub(crate) limits: HandoverLimits,
     pub(crate) planted: Planted,
 }
@@ -171,6 +171,10 @@ impl Gate {
 
     pub(crate) fn first_ttl(&self) -> Option<Duration> {
         self.queue.front().map(|first| first.ttl)
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.len()
     }
 
     /// A claim went out for the first in the queue.
@@ -251,11 +255,11 @@ impl Gate {
     }
 
     /// What is to be done next; `None` when there is nothing.
-    pub(crate) fn next(&mut self, view: View) -> Option<Step> {
+    pub(crate) fn next<F: Fn(TenureId) -> bool>(&mut self, view: View<F>) -> Option<Step> {
         match &mut self.lease {
             Lease::Vacant => {
                 let first = self.queue.front()?.ticket;
-                Some(self.ask(first, None, view))
+                Some(self.ask(first, None, view.limits))
             }
             Lease::Asking { tenure, queued } => {
                 if self.queue.is_empty() {
@@ -283,9 +287,9 @@ impl Gate {
                     self.lease = Lease::Vacant;
                     return Some(Step::Leave { tenure });
                 };
-                if !tenancy.serves(first, view) {
+                if !tenancy.serves(first, &view) {
                     let first = first.ticket;
-                    return Some(self.ask(first, Some(tenure), view));
+                    return Some(self.ask(first, Some(tenure), view.limits));
                 }
                 let handed_over = tenancy.admissions > 0;
                 tenancy.admissions += 1;
@@ -295,7 +299,7 @@ impl Gate {
             }
             Lease::Held(tenancy) => {
                 let token = tenancy.token;
-                let joins = self.queue.front().is_some_and(|first| tenancy.joined_by(first, view));
+                let joins = self.queue.front().is_some_and(|first| tenancy.joined_by(first, &view));
                 if joins { self.admit(token, true) } else { self.refuse_attempt() }
             }
         }
@@ -311,24 +315,21 @@ impl Gate {
         self.dismiss_attempt().map(|ticket| Step::RefuseBusy { ticket })
     }
 
-    fn ask(&mut self, first: Ticket, instead_of: Option<TenureId>, view: View) -> Step {
+    fn ask(&mut self, first: Ticket, instead_of: Option<TenureId>, limits: HandoverLimits) -> Step {
         let waiting = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         Step::Ask {
             first,
             queue: self.attempts < self.queue.len(),
             // Enough for the queue as it is and some company; no more than that,
             // to keep a key's counter behind the server's clock.
-            tokens: waiting
-                .saturating_mul(2)
-                .saturating_add(6)
-                .min(view.limits.count.saturating_add(2)),
+            tokens: waiting.saturating_mul(2).saturating_add(6).min(limits.count.saturating_add(2)),
             instead_of,
         }
     }
 }
 
 impl Tenancy {
-    fn is_over(&self, view: View) -> bool {
+    fn is_over<F>(&self, view: &View<F>) -> bool {
         view.now.since(self.since) >= view.limits.tenure
     }
 
@@ -336,7 +337,7 @@ impl Tenancy {
         next.mode == self.mode && next.ttl == self.ttl
     }
 
-    fn serves(&self, next: &Waiting, view: View) -> bool {
+    fn serves<F: Fn(TenureId) -> bool>(&self, next: &Waiting, view: &View<F>) -> bool {
         if !self.suits(next) {
             return false;
         }
@@ -346,14 +347,14 @@ impl Tenancy {
         // The last token is kept for a downgrade.
         let token_left = self.token + 1 < self.last_token
             || (self.mode == Mode::Shared && self.token < self.last_token);
-        let fit = view.fit || view.planted.is(Plant::HandoverIgnoresDeadline);
+        let fit = (view.fit)(self.tenure) || view.planted.is(Plant::HandoverIgnoresDeadline);
         fit && token_left && self.admissions <= view.limits.count && !self.is_over(view)
     }
 
-    fn joined_by(&self, next: &Waiting, view: View) -> bool {
+    fn joined_by<F: Fn(TenureId) -> bool>(&self, next: &Waiting, view: &View<F>) -> bool {
         self.mode == Mode::Shared
             && self.suits(next)
-            && view.fit
+            && (view.fit)(self.tenure)
             && !self.others_wait
             && !self.is_over(view)
     }

@@ -25,22 +25,20 @@
 //!   is answered that was sent a settling time after the backend first answered
 //!   again.
 
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use slotmap::SlotMap;
 
 use crate::claim::{
-    Attempt, Claim, Grant, Holder, Lease, LossReason, Mode, Notice, Owner, Release, Released,
-    Renewed,
+    Attempt, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, Release, Released, Renewed,
 };
-use crate::clock::Moment;
+use crate::clock::{Moment, nanos};
 use crate::engine::{Action, Actions, GateId, Ticket};
 use crate::error::{Error, ErrorKind, Result};
+use crate::hashing::Map;
 use crate::key::Key;
 use crate::plant::{Plant, Planted};
 use crate::timers::Timers;
@@ -62,8 +60,8 @@ pub struct CallId {
 #[allow(missing_docs, reason = "as in the trait Backend")]
 pub enum Request {
     Acquire(Arc<Claim>),
-    Renew(Lease),
-    Release(Lease, Release),
+    Renew(Arc<Claim>),
+    Release(Arc<Claim>, Release),
 }
 
 /// What a call was answered.
@@ -162,13 +160,13 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 
 /// Clocks of two machines may differ by this much in rate: one in fifty.
 fn margin(term: Duration) -> Duration {
-    term / 50
+    Duration::from_nanos(nanos(term) / 50)
 }
 
 #[derive(Debug)]
 pub(crate) struct Keeper {
     tenures: SlotMap<TenureId, Tenure>,
-    by_owner: HashMap<Owner, TenureId, BuildHasherDefault<RandomAlready>>,
+    by_owner: Map<Owner, TenureId>,
     timers: Timers<TenureId>,
     random: StdRng,
     planted: Planted,
@@ -178,7 +176,7 @@ impl Keeper {
     pub(crate) fn new(seed: [u8; 32], planted: Planted) -> Self {
         Keeper {
             tenures: SlotMap::with_key(),
-            by_owner: HashMap::default(),
+            by_owner: Map::default(),
             timers: Timers::new(),
             random: StdRng::from_seed(seed),
             planted,
@@ -529,7 +527,7 @@ impl Keeper {
     pub(crate) fn is_fit(&self, now: Moment, id: TenureId) -> bool {
         self.tenures.get(id).is_some_and(|tenure| {
             matches!(tenure.phase, Phase::Held { certain: true, renewing: true })
-                && tenure.deadline.since(now) >= tenure.term / 2
+                && tenure.deadline.since(now) * 2 >= tenure.term
         })
     }
 
@@ -576,8 +574,8 @@ impl Keeper {
                 Arc::make_mut(&mut tenure.claim).sent = now;
                 (Request::Acquire(tenure.claim.clone()), true)
             }
-            Phase::Held { .. } => (Request::Renew(tenure.lease()), false),
-            Phase::Leaving { how, .. } => (Request::Release(tenure.lease(), how), false),
+            Phase::Held { .. } => (Request::Renew(tenure.claim.clone()), false),
+            Phase::Leaving { how, .. } => (Request::Release(tenure.claim.clone(), how), false),
         };
         tenure.flight = Some(Flight { seq: tenure.seq, sent: now, acquire });
         let call = CallId { tenure: id, seq: tenure.seq };
@@ -620,8 +618,8 @@ impl Keeper {
 
     /// A third of the term, spread out.
     fn renewal_delay(&mut self, term: Duration) -> Duration {
-        let spread = self.random.random_range(896..1024_u32);
-        (term / 3072) * spread
+        let spread = self.random.random_range(896..1024_u64);
+        Duration::from_nanos(nanos(term) / 3072 * spread)
     }
 
     fn retry_in(&mut self, id: TenureId) -> Duration {
@@ -668,11 +666,6 @@ impl Tenure {
         }
     }
 
-    fn lease(&self) -> Lease {
-        let Claim { key, owner, mode, ttl, .. } = &*self.claim;
-        Lease { key: key.clone(), owner: *owner, mode: *mode, ttl: *ttl }
-    }
-
     /// When its release is no longer worth trying: the lease has ended by then.
     fn gives_up(&self, now: Moment) -> Moment {
         let ttl = self.claim.ttl;
@@ -716,23 +709,5 @@ impl Tenure {
         if self.doubt == Doubt::Open && !silent {
             self.doubt = Doubt::Until(now + SETTLE.min(self.claim.ttl));
         }
-    }
-}
-
-/// Owners are random already: hashing them again gains nothing.
-#[derive(Debug, Default)]
-struct RandomAlready(u64);
-
-impl Hasher for RandomAlready {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-    fn write_u128(&mut self, owner: u128) {
-        self.0 = owner as u64;
-    }
-    fn finish(&self) -> u64 {
-        self.0
     }
 }

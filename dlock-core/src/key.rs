@@ -4,6 +4,7 @@ use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Operation};
+use crate::hashing;
 
 /// The longest key, in bytes, after escaping.
 pub const MAX_KEY_BYTES: usize = 512;
@@ -30,6 +31,7 @@ pub struct Key {
     text: Arc<str>,
     /// The template; empty when the text itself came from code.
     template: &'static str,
+    hash: u64,
 }
 
 impl Key {
@@ -61,7 +63,7 @@ impl Key {
                 "the key contains a control character; interpolate the value with key!, which escapes it".into(),
             );
         }
-        Ok(Key { text: text.into(), template })
+        Ok(Key { text: text.into(), template, hash: hashing::of_text(text) })
     }
 
     /// The whole text, values included.
@@ -73,6 +75,10 @@ impl Key {
     /// else the text.
     pub fn label(&self) -> &str {
         if self.template.is_empty() { &self.text } else { self.template }
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash
     }
 
     /// The same key, shown under this name to people and metrics.
@@ -91,7 +97,7 @@ impl Key {
 
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
+        self.hash == other.hash && self.text == other.text
     }
 }
 impl Eq for Key {}
@@ -107,7 +113,7 @@ impl Ord for Key {
 }
 impl std::hash::Hash for Key {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.text.hash(state);
+        state.write_u64(self.hash);
     }
 }
 impl fmt::Debug for Key {

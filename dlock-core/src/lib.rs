@@ -45,6 +45,7 @@ mod error;
 mod fence;
 mod gate;
 mod guard;
+mod hashing;
 mod keeper;
 mod key;
 pub mod observe;
@@ -56,8 +57,8 @@ mod timers;
 
 pub use backend::{Backend, Capabilities};
 pub use claim::{
-    Attempt, Claim, Grant, Holder, Lease, LossReason, Mode, Notice, Owner, Release, Released,
-    Renewed, Token,
+    Attempt, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, Release, Released, Renewed,
+    Token,
 };
 pub use client::{Builder, Dlock, Health, LocalHold, LocalState, LocalWait, global, init};
 pub use clock::Moment;

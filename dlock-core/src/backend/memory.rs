@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use self::queue::{Queue, Sent};
 use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
-use crate::claim::{Attempt, Claim, Holder, Lease, Release, Released, Renewed};
+use crate::claim::{Attempt, Claim, Holder, Release, Released, Renewed};
 use crate::clock::{Clock, Moment};
 use crate::error::Result;
 use crate::key::Key;
@@ -121,13 +121,13 @@ impl Backend for Memory {
         Call::answered(Ok(self.run(|queue, now, sent| queue.acquire(now, claim, sent))))
     }
 
-    fn renew<'a>(&'a self, leases: &'a [Lease]) -> Call<'a, Vec<Result<Renewed>>> {
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<Renewed>>> {
         Call::answered(self.run(|queue, now, sent| {
             leases.iter().map(|lease| Ok(queue.renew(now, lease, sent))).collect()
         }))
     }
 
-    fn release<'a>(&'a self, lease: &'a Lease, how: Release) -> Call<'a, Result<Released>> {
+    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<Released>> {
         Call::answered(Ok(self.run(|queue, now, sent| queue.release(now, lease, how, sent))))
     }
 

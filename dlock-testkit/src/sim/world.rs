@@ -725,9 +725,9 @@ impl World {
         let now = clock.at(self.now);
         let answer = match request {
             Request::Acquire(claim) => Answer::Acquire(Ok(queue.acquire(now, claim, &mut sent))),
-            Request::Renew(lease) => Answer::Renew(Ok(queue.renew(now, lease, &mut sent))),
-            Request::Release(lease, how) => {
-                Answer::Release(Ok(queue.release(now, lease, *how, &mut sent)))
+            Request::Renew(claim) => Answer::Renew(Ok(queue.renew(now, claim, &mut sent))),
+            Request::Release(claim, how) => {
+                Answer::Release(Ok(queue.release(now, claim, *how, &mut sent)))
             }
         };
         self.log(|| format!("  -> {answer:?}"));

@@ -24,15 +24,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::backend::{Cursor, HolderState, KeyState, Page, WaiterState};
 use crate::claim::{
-    Attempt, Claim, Grant, Holder, Lease, LossReason, Mode, Notice, Owner, Release, Released,
-    Renewed,
+    Attempt, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, Release, Released, Renewed,
 };
 use crate::clock::Moment;
+use crate::hashing::Map;
 use crate::key::Key;
 use crate::plant::{Plant, Planted};
 
@@ -52,8 +51,8 @@ pub struct Sent {
 /// The locks of one store.
 #[derive(Debug)]
 pub struct Queue {
-    locks: HashMap<Key, Lock>,
-    semaphores: HashMap<Key, Lock>,
+    locks: Map<Key, Lock>,
+    semaphores: Map<Key, Lock>,
     /// The server's time in microseconds when its clock shows zero.
     epoch_micros: u64,
     /// The highest token of a key that is no longer kept.
@@ -114,8 +113,8 @@ impl Queue {
     /// the epoch.
     pub fn new(epoch_micros: u64, planted: Planted) -> Self {
         Queue {
-            locks: HashMap::new(),
-            semaphores: HashMap::new(),
+            locks: Map::default(),
+            semaphores: Map::default(),
             epoch_micros,
             floor: 0,
             swept: 0,
@@ -185,7 +184,7 @@ impl Queue {
     }
 
     /// See [`Backend::renew`](crate::Backend::renew).
-    pub fn renew(&mut self, now: Moment, lease: &Lease, out: &mut Vec<Sent>) -> Renewed {
+    pub fn renew(&mut self, now: Moment, lease: &Claim, out: &mut Vec<Sent>) -> Renewed {
         let minting = self.minting(now);
         let Some(lock) = self.space(lease.mode).get_mut(&lease.key) else {
             return Renewed::Lost;
@@ -214,7 +213,7 @@ impl Queue {
     pub fn release(
         &mut self,
         now: Moment,
-        lease: &Lease,
+        lease: &Claim,
         how: Release,
         out: &mut Vec<Sent>,
     ) -> Released {
@@ -339,7 +338,7 @@ impl Queue {
         self.locks.get(key).is_none_or(|lock| lock.holders.iter().all(|held| held.expires <= now))
     }
 
-    fn space(&mut self, mode: Mode) -> &mut HashMap<Key, Lock> {
+    fn space(&mut self, mode: Mode) -> &mut Map<Key, Lock> {
         if mode.is_permits() { &mut self.semaphores } else { &mut self.locks }
     }
 
@@ -347,7 +346,7 @@ impl Queue {
         Minting { now, micros: self.epoch_micros + now.as_micros(), planted: self.planted }
     }
 
-    fn drop_if_empty(&mut self, lease: &Lease) {
+    fn drop_if_empty(&mut self, lease: &Claim) {
         let space = self.space(lease.mode);
         if let hashbrown::hash_map::EntryRef::Occupied(entry) = space.entry_ref(&lease.key)
             && entry.get().holders.is_empty()
