@@ -19,7 +19,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rand::RngExt as _;
 use smallvec::SmallVec;
 use tokio::sync::Notify;
@@ -134,35 +134,52 @@ impl Core {
         shard: usize,
         step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> T,
     ) -> T {
-        self.step_at(self.clock.now(), shard, step)
+        self.step_then(shard, step, |_, result| result)
     }
 
-    fn step_at<T>(
+    /// The same, and then looks at the shard: on the embedded backend, after all
+    /// that the step called for.
+    pub(crate) fn step_then<S, T>(
         self: &Arc<Self>,
-        now: Moment,
         shard: usize,
-        step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> T,
+        step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> S,
+        then: impl FnOnce(&mut Machine, S) -> T,
     ) -> T {
         let mut actions = Actions::new();
         let mut wakers = Wakers::new();
-        let (result, due) = {
-            let mut machine = self.shards[shard].lock();
-            let result = step(&mut machine, now, &mut actions);
-            for action in &actions {
-                if let Action::Wake(ticket) = action
-                    && let Some(waiting) = machine.payload_mut(*ticket)
-                {
-                    wakers.extend(waiting.drain(..));
+        let now = self.clock.now();
+        let mut machine = self.shards[shard].lock();
+        let result = step(&mut machine, now, &mut actions);
+        let mut done = 0;
+        while let Some(action) = actions.get_mut(done) {
+            done += 1;
+            match action {
+                Action::Wake(ticket) => {
+                    if let Some(waiting) = machine.payload_mut(*ticket) {
+                        wakers.append(waiting);
+                    }
                 }
+                Action::Call(call, request) if self.calls.is_none() => {
+                    let (call, request) = (*call, request.clone());
+                    let answer = MutexGuard::unlocked(&mut machine, || {
+                        in_place(&*self.backend, &request)
+                            .unwrap_or_else(|| failed(&request, no_answer(&request)))
+                    });
+                    // No time passed that anybody could notice.
+                    machine.reply(now, call, answer, &mut actions);
+                }
+                _ => {}
             }
-            (result, machine.next_due())
-        };
+        }
+        let due = machine.next_due();
+        let result = then(&mut machine, result);
+        drop(machine);
         self.ring_at(due);
         wakers.into_iter().for_each(Waker::wake);
         for action in actions {
             match action {
                 Action::Wake(_) => {}
-                Action::Call(call, request) => self.call(now, shard, call, request),
+                Action::Call(call, request) => self.send(shard, call, request),
                 Action::Renewed(key) => self.observer.tell(&Event::Renewed { key: &key }),
                 Action::Uncertain(key, error) => {
                     self.observer.tell(&Event::Uncertain { key: &key, error: &error });
@@ -188,24 +205,14 @@ impl Core {
         (0..self.shards.len()).map(|shard| self.look(shard, &mut look)).collect()
     }
 
-    fn call(self: &Arc<Self>, now: Moment, shard: usize, call: CallId, request: Request) {
-        match &self.calls {
-            Some(calls) => {
-                if let Err(unsent) = calls.send(Order { shard, call, request }) {
-                    let gone = Error::new(ErrorKind::Unavailable, Operation::Acquire)
-                        .saying("the driver has ended");
-                    let answer = failed(&unsent.0.request, gone);
-                    self.answered(shard, call, answer);
-                }
-            }
-            None => {
-                let answer = in_place(&*self.backend, &request)
-                    .unwrap_or_else(|| failed(&request, no_answer(&request)));
-                // No time passed that anybody could notice.
-                self.step_at(now, shard, |machine, now, actions| {
-                    machine.reply(now, call, answer, actions);
-                });
-            }
+    /// Sends a call to the driver's thread. On the embedded backend it was made.
+    fn send(self: &Arc<Self>, shard: usize, call: CallId, request: Request) {
+        let Some(calls) = &self.calls else { return };
+        if let Err(unsent) = calls.send(Order { shard, call, request }) {
+            let gone = Error::new(ErrorKind::Unavailable, Operation::Acquire)
+                .saying("the driver has ended");
+            let answer = failed(&unsent.0.request, gone);
+            self.answered(shard, call, answer);
         }
     }
 

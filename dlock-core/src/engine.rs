@@ -240,6 +240,9 @@ pub struct Engine<W> {
     tickets: SlotMap<Ticket, Entry<W>>,
     keeper: Keeper,
     alarms: Timers<Alarm>,
+    /// The shared gate that was unused last. It is kept until another one is, since
+    /// the same key is often wanted again at once.
+    unused: Option<GateId>,
     limits: Limits,
     closed: bool,
     planted: Planted,
@@ -255,6 +258,7 @@ impl<W> Engine<W> {
             tickets: SlotMap::with_key(),
             keeper: Keeper::new(seed, planted),
             alarms: Timers::new(),
+            unused: None,
             limits,
             closed: false,
             planted,
@@ -648,10 +652,11 @@ impl<W> Engine<W> {
     /// Whether nothing is held, waited for or owed.
     pub fn is_idle(&self) -> bool {
         self.tickets.is_empty()
-            && self.rooms.is_empty()
-            && self.keeper.is_empty()
-            && self.shared.is_empty()
+            && self.rooms.len() <= 1
+            && self.rooms.values().all(|room| room.gate.is_unused())
+            && self.shared.len() == self.rooms.len()
             && self.apart.is_empty()
+            && self.keeper.is_empty()
     }
 
     /// Whether nothing is owed to the backend.
@@ -834,7 +839,9 @@ impl<W> Engine<W> {
     }
 
     fn close_room_if_unused(&mut self, id: GateId) {
-        let Some(room) = self.rooms.get(id).filter(|room| room.gate.is_unused()) else { return };
+        let Some(room) = self.rooms.get_mut(id).filter(|room| room.gate.is_unused()) else {
+            return;
+        };
         match room.kind {
             Kind::Own => {}
             Kind::Inside { parent, .. } => {
@@ -843,10 +850,26 @@ impl<W> Engine<W> {
                 }
             }
             Kind::Shared => {
-                self.shared.remove(&room.key);
+                room.gate.alarm = Moment::NEVER;
+                room.in_the_way = None;
+                room.trouble = None;
+                if self.unused != Some(id) {
+                    self.close_unused();
+                    self.unused = Some(id);
+                }
+                return;
             }
         }
         self.rooms.remove(id);
+    }
+
+    fn close_unused(&mut self) {
+        let Some(id) = self.unused.take() else { return };
+        if self.rooms.get(id).is_some_and(|room| room.gate.is_unused())
+            && let Some(room) = self.rooms.remove(id)
+        {
+            self.shared.remove(&room.key);
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::client::Handle;
 use crate::clock::Moment;
-use crate::driver::{Spot, Wakers};
+use crate::driver::{Machine, Spot, Wakers};
 use crate::engine::{Ask, Outcome, Refusal};
 
 /// Waits for a ticket to be admitted. Dropped before that, it leaves nothing.
@@ -43,28 +43,32 @@ impl Future for Acquire<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let core = &self.handle.core;
-        let spot = match std::mem::replace(&mut self.stage, Stage::Done) {
-            Stage::Start(ask) => {
-                let shard = core.shard_of(&ask.key);
-                let enqueued = core.step(shard, |machine, now, actions| {
-                    machine.enqueue(now, ask, Wakers::new(), actions)
-                });
-                match enqueued {
-                    Ok(ticket) => Spot { shard, ticket },
-                    Err(refusal) => return Poll::Ready(Err(refusal)),
-                }
-            }
-            Stage::Waiting(spot) => spot,
-            Stage::Done => return Poll::Pending,
-        };
-        let outcome = core.look(spot.shard, |machine| {
-            let outcome = machine.outcome(spot.ticket);
-            if let (Outcome::Waiting, Some(wakers)) = (&outcome, machine.payload_mut(spot.ticket)) {
+        let look = |machine: &mut Machine, ticket| {
+            let outcome = machine.outcome(ticket);
+            if let (Outcome::Waiting, Some(wakers)) = (&outcome, machine.payload_mut(ticket)) {
                 wakers.clear();
                 wakers.push(cx.waker().clone());
             }
             outcome
-        });
+        };
+        let (spot, outcome) = match std::mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Start(ask) => {
+                let shard = core.shard_of(&ask.key);
+                let enqueued = core.step_then(
+                    shard,
+                    |machine, now, actions| machine.enqueue(now, ask, Wakers::new(), actions),
+                    |machine, enqueued| enqueued.map(|ticket| (ticket, look(machine, ticket))),
+                );
+                match enqueued {
+                    Ok((ticket, outcome)) => (Spot { shard, ticket }, outcome),
+                    Err(refusal) => return Poll::Ready(Err(refusal)),
+                }
+            }
+            Stage::Waiting(spot) => {
+                (spot, core.look(spot.shard, |machine| look(machine, spot.ticket)))
+            }
+            Stage::Done => return Poll::Pending,
+        };
         match outcome {
             Outcome::Waiting => {
                 self.stage = Stage::Waiting(spot);

@@ -59,6 +59,8 @@ pub struct Queue {
     floor: u64,
     /// How many keys the last sweep left.
     swept: usize,
+    /// The key that was left empty last, and whether as a semaphore.
+    empty: Option<(bool, Key)>,
     /// The latest breaks, for operators.
     broken: VecDeque<(Key, String)>,
     planted: Planted,
@@ -118,6 +120,7 @@ impl Queue {
             epoch_micros,
             floor: 0,
             swept: 0,
+            empty: None,
             broken: VecDeque::new(),
             planted,
         }
@@ -346,14 +349,23 @@ impl Queue {
         Minting { now, micros: self.epoch_micros + now.as_micros(), planted: self.planted }
     }
 
+    /// Drops the key that was empty before this one: the latest is kept, since it
+    /// is often wanted again at once.
     fn drop_if_empty(&mut self, lease: &Claim) {
-        let space = self.space(lease.mode);
-        if let hashbrown::hash_map::EntryRef::Occupied(entry) = space.entry_ref(&lease.key)
-            && entry.get().holders.is_empty()
-            && entry.get().waiters.is_empty()
+        if !self.space(lease.mode).get(&lease.key).is_some_and(Lock::is_empty) {
+            return;
+        }
+        let permits = lease.mode.is_permits();
+        if self.empty.as_ref().is_some_and(|(space, key)| *space == permits && *key == lease.key) {
+            return;
+        }
+        let before = self.empty.replace((permits, lease.key.clone()));
+        let Some((permits, key)) = before else { return };
+        let space = if permits { &mut self.semaphores } else { &mut self.locks };
+        if space.get(&key).is_some_and(Lock::is_empty)
+            && let Some(lock) = space.remove(&key)
         {
-            let last = entry.remove().last;
-            self.floor = self.floor.max(last);
+            self.floor = self.floor.max(lock.last);
         }
     }
 
@@ -394,6 +406,10 @@ impl Lock {
             last: floor,
             soonest: Moment::NEVER,
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.holders.is_empty() && self.waiters.is_empty()
     }
 
     fn in_use(&self, now: Moment) -> bool {
