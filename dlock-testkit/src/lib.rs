@@ -1,4 +1,12 @@
 //! What it takes to believe a lock: a seeded simulation of the machines, a
-//! history checker, and the conformance suite of a backend.
+//! history checker, a backend that fails on demand, and the conformance suite of
+//! a backend.
 
+pub mod conformance;
+mod faulty;
+mod history;
+pub mod servers;
 pub mod sim;
+
+pub use faulty::{Faulty, Switch, Weather};
+pub use history::{History, Stay};

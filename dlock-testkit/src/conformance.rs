@@ -1,0 +1,222 @@
+//! The conformance suite of a backend: one function per promise.
+//!
+//! Which promises apply is decided by the backend's
+//! [`Capabilities`](dlock_core::Capabilities); what it does not claim is not
+//! tried, and said so. To run it on a backend of your own:
+//!
+//! ```
+//! use dlock_core::backend::memory::Memory;
+//! use dlock_testkit::conformance::Suite;
+//!
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+//! let store = Memory::new();
+//! let suite = Suite::new(move || store.another()); // one value for each client
+//! suite.run().await; // panics at the first broken promise, naming it
+//! # }
+//! ```
+//!
+//! Every trial uses keys of its own, so a shared server will do.
+
+mod cancel;
+mod exclusion;
+mod loss;
+mod operators;
+mod waiting;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dlock_core::backend::{Backend, Capabilities, Cursor};
+use dlock_core::{Builder, Dlock};
+
+use crate::faulty::{Faulty, Switch};
+
+/// A backend under test.
+pub struct Suite<F> {
+    backend: F,
+    keys: AtomicU64,
+}
+
+type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// One promise.
+pub struct Trial<F> {
+    /// What is promised.
+    pub name: &'static str,
+    /// Whether it applies to a backend.
+    pub applies: fn(&Capabilities) -> bool,
+    /// Tries it; panics if it is broken.
+    pub run: for<'a> fn(&'a Suite<F>) -> Running<'a>,
+}
+
+impl<F> std::fmt::Debug for Trial<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl<F> std::fmt::Debug for Suite<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Suite")
+    }
+}
+
+/// Names trials: `name if condition`.
+macro_rules! trials {
+    ($($module:ident::$name:ident $(if $need:ident)*;)*) => {
+        /// All promises.
+        pub fn trials() -> Vec<Trial<F>> {
+            vec![$(Trial {
+                name: stringify!($name),
+                applies: |_capabilities| true $(&& _capabilities.$need)*,
+                run: |suite| Box::pin($module::$name(suite)),
+            }),*]
+        }
+    };
+}
+
+impl<F, B> Suite<F>
+where
+    F: Fn() -> B,
+    B: Backend,
+{
+    /// A suite for the store that all these backends share.
+    pub fn new(backend: F) -> Self {
+        Suite { backend, keys: AtomicU64::new(0) }
+    }
+
+    trials! {
+        exclusion::one_holder_at_a_time;
+        exclusion::try_lock_says_busy;
+        exclusion::tokens_rise_over_clients;
+        exclusion::readers_share_and_writers_exclude if shared;
+        exclusion::mixed_readers_and_writers if shared;
+        exclusion::a_mutex_is_a_writer if shared;
+        exclusion::downgrade_lets_readers_in if shared;
+        exclusion::a_semaphore_has_a_capacity if permits;
+        exclusion::a_semaphore_is_apart_from_a_lock if permits;
+        exclusion::all_of_never_deadlocks;
+        exclusion::all_of_releases_on_failure;
+        exclusion::same_owner_same_grant;
+        exclusion::a_release_never_touches_a_successor;
+        exclusion::a_replaced_lease_is_freed_first;
+        waiting::a_waiter_is_woken;
+        waiting::a_timeout_names_the_holder;
+        waiting::fair_is_first_come_first_served if fifo;
+        waiting::writers_are_not_starved if shared if fifo;
+        waiting::readers_are_not_starved if shared if fifo;
+        waiting::many_permits_are_not_starved if permits if fifo;
+        waiting::hand_over_stays_inside_the_process;
+        waiting::waiters_are_bounded;
+        waiting::a_zero_wait_tries_once;
+        loss::renewed_for_as_long_as_held;
+        loss::one_failed_renewal_is_survived;
+        loss::one_failing_lease_does_not_stop_others;
+        loss::a_cut_off_holder_loses_in_time;
+        loss::permits_come_back_after_a_crash if permits;
+        loss::dead_waiters_do_not_hold_up_the_queue;
+        loss::lost_answers_leave_no_ghost;
+        loss::run_stops_when_lost if operators;
+        loss::max_hold_ends_a_hold;
+        loss::release_after_keeps_the_key_taken if release_after;
+        loss::shutdown_lets_nobody_overlap;
+        cancel::dropped_at_any_poll;
+        cancel::dropped_guards_release;
+        cancel::a_panic_releases;
+        operators::holders_and_waiters_are_shown;
+        operators::keys_are_listed if operators;
+        operators::broken_locks_are_told if operators;
+        operators::health_is_told;
+        operators::nothing_is_left if operators;
+    }
+
+    /// Tries every promise that applies.
+    pub async fn run(&self) {
+        let capabilities = (self.backend)().capabilities();
+        for trial in Self::trials() {
+            if (trial.applies)(&capabilities) {
+                println!("{}: {}", capabilities.name, trial.name);
+                (trial.run)(self).await;
+            } else {
+                println!("{}: {} is not claimed", capabilities.name, trial.name);
+            }
+        }
+    }
+
+    /// A key that no other trial uses.
+    fn key(&self, name: &str) -> String {
+        format!(
+            "conformance:{}:{name}:{}",
+            std::process::id(),
+            self.keys.fetch_add(1, Ordering::Relaxed)
+        )
+    }
+
+    fn client_of(&self, configure: impl FnOnce(Builder) -> Builder) -> Dlock {
+        let builder = Dlock::builder().backend((self.backend)()).ttl(TTL).wait(PATIENT);
+        configure(builder).connect_lazy().expect("a client")
+    }
+
+    /// Another process, as it were.
+    fn client(&self) -> Dlock {
+        self.client_of(|builder| builder)
+    }
+
+    /// Another process, whose calls can be made to fail.
+    fn faulty(&self) -> (Dlock, Switch) {
+        let (backend, switch) = Faulty::new((self.backend)());
+        let client = Dlock::builder().backend(backend).ttl(TTL).wait(PATIENT);
+        (client.connect_lazy().expect("a client"), switch)
+    }
+}
+
+/// Long enough for a slow machine, short enough to wait for its end.
+const TTL: Duration = Duration::from_millis(900);
+/// Longer than anything that goes well.
+const PATIENT: Duration = Duration::from_secs(20);
+/// What counts as at once, on a busy machine.
+const SOON: Duration = Duration::from_millis(400);
+
+/// Waits for a condition that must come true.
+async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENT, waiting).await.is_ok(), "{what} never came true");
+}
+
+async fn is_free(client: &Dlock, key: &str) -> bool {
+    let state = client.inspect(key).await.expect("an inspection");
+    state.holders.is_empty() && state.waiters.is_empty()
+}
+
+async fn keys_in_use(client: &Dlock, prefix: &str) -> Vec<String> {
+    let mut keys = Vec::new();
+    let mut cursor = Some(Cursor::default());
+    while let Some(from) = cursor {
+        let page = client.list(prefix, from).await.expect("a page");
+        keys.extend(page.keys.iter().map(|key| key.as_str().to_owned()));
+        cursor = page.next;
+    }
+    keys.sort();
+    keys.dedup();
+    keys
+}
+
+/// Runs tasks to their end, passing a panic on.
+async fn all(tasks: Vec<tokio::task::JoinHandle<()>>) {
+    for task in tasks {
+        if let Err(error) = task.await {
+            std::panic::resume_unwind(error.into_panic());
+        }
+    }
+}
+
+fn shared<T>(value: T) -> Arc<T> {
+    Arc::new(value)
+}

@@ -1,0 +1,270 @@
+//! Who may be inside with whom.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::{Backend, Listener};
+use dlock_core::{
+    Attempt, Claim, Holder, Key, Mode, Moment, Notice, Owner, Release, Released, Renewed,
+};
+
+use super::{Suite, TTL, all, eventually, is_free, shared};
+use crate::history::History;
+
+/// Tasks of several processes, with hand-overs inside each: overlap and tokens.
+pub(super) async fn one_holder_at_a_time<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let history = shared(History::default());
+    let key = suite.key("exclusion");
+    let mut tasks = Vec::new();
+    for process in 0..3 {
+        let client = suite.client();
+        for task in 0..6 {
+            let (client, key, history) = (client.clone(), key.clone(), history.clone());
+            tasks.push(tokio::spawn(async move {
+                for round in 0..15 {
+                    let lock = client.mutex(key.as_str());
+                    let lock = if (process + task + round) % 5 == 0 { lock.fair() } else { lock };
+                    let guard = lock.lock().await.expect("the lock");
+                    let stay = history.enter(&guard);
+                    tokio::task::yield_now().await;
+                    drop(stay);
+                    if round % 2 == 0 {
+                        assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+                    }
+                }
+            }));
+        }
+    }
+    all(tasks).await;
+    history.assert_clean();
+    assert_eq!(history.entries(), 3 * 6 * 15);
+    let client = suite.client();
+    eventually("rest", async || is_free(&client, &key).await).await;
+}
+
+pub(super) async fn try_lock_says_busy<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("try"));
+    let guard = one.mutex(key.as_str()).try_lock().await.expect("an answer").expect("the lock");
+    assert!(one.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
+    assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
+    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_some());
+}
+
+pub(super) async fn tokens_rise_over_clients<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("tokens"));
+    let mut last = 0;
+    for round in 0..20 {
+        let client = if round % 3 == 0 { &one } else { &two };
+        let guard = client.mutex(key.as_str()).lock().await.expect("the lock");
+        assert!(guard.token().get() > last, "round {round}");
+        last = guard.token().get();
+        let _ = guard.release().await.expect("an answer");
+    }
+}
+
+pub(super) async fn readers_share_and_writers_exclude<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("rw"));
+    let (one, two) = (one.rwlock(key.as_str()), two.rwlock(key.as_str()));
+    let first = one.read().lock().await.expect("the lock");
+    let second = one.read().try_lock().await.expect("an answer").expect("a reader beside it");
+    let third = two.read().try_lock().await.expect("an answer").expect("a reader elsewhere");
+    assert!(two.write().try_lock().await.expect("an answer").is_none());
+    assert!(one.write().try_lock().await.expect("an answer").is_none());
+    let highest = third.token().max(second.token()).max(first.token());
+    for guard in [first, second, third] {
+        assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    }
+    let writer = two.write().try_lock().await.expect("an answer").expect("the lock");
+    assert!(writer.token() > highest);
+    assert!(one.read().try_lock().await.expect("an answer").is_none());
+}
+
+pub(super) async fn mixed_readers_and_writers<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let history = shared(History::default());
+    let key = suite.key("mixed");
+    let mut tasks = Vec::new();
+    for _ in 0..2 {
+        let client = suite.client();
+        for task in 0..8 {
+            let (client, key, history) = (client.clone(), key.clone(), history.clone());
+            tasks.push(tokio::spawn(async move {
+                for round in 0..10 {
+                    let lock = client.rwlock(key.as_str());
+                    let writes = (task + round) % 4 == 0;
+                    let lock = if writes { lock.write() } else { lock.read() };
+                    let guard = lock.lock().await.expect("the lock");
+                    let stay = history.enter(&guard);
+                    tokio::task::yield_now().await;
+                    drop(stay);
+                }
+            }));
+        }
+    }
+    all(tasks).await;
+    history.assert_clean();
+}
+
+pub(super) async fn a_mutex_is_a_writer<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("same"));
+    let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
+    assert!(two.rwlock(key.as_str()).read().try_lock().await.expect("an answer").is_none());
+    assert!(one.rwlock(key.as_str()).read().try_lock().await.expect("an answer").is_none());
+    drop(guard);
+}
+
+pub(super) async fn downgrade_lets_readers_in<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("downgrade"));
+    let writer = one.rwlock(key.as_str()).write().lock().await.expect("the lock");
+    let token = writer.token();
+    let reader = writer.downgrade();
+    assert_eq!(reader.mode(), Mode::Shared);
+    assert!(reader.token() > token, "the fence tells a reader from the writer it was");
+    let other = two.rwlock(key.as_str()).read().lock().await.expect("a reader elsewhere");
+    let beside = one.rwlock(key.as_str()).read().lock().await.expect("a reader beside it");
+    assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
+    drop((reader, other, beside));
+    let guard = two.mutex(key.as_str()).lock().await.expect("the lock");
+    assert!(guard.token() > token);
+}
+
+pub(super) async fn a_semaphore_has_a_capacity<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("semaphore"));
+    let (one, two) = (one.semaphore(key.as_str(), 5), two.semaphore(key.as_str(), 5));
+    let three = one.take(3).lock().await.expect("permits");
+    assert_eq!(three.count(), 3);
+    assert!(two.take(3).try_lock().await.expect("an answer").is_none());
+    let rest = two.take(2).try_lock().await.expect("an answer").expect("permits");
+    assert!(one.take(1).try_lock().await.expect("an answer").is_none());
+    assert_eq!(three.release().await.expect("an answer"), Released::Released);
+    let again = two.take(3).try_lock().await.expect("an answer").expect("permits");
+    drop((rest, again));
+}
+
+pub(super) async fn a_semaphore_is_apart_from_a_lock<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (client, key) = (suite.client(), suite.key("apart"));
+    let guard = client.mutex(key.as_str()).lock().await.expect("the lock");
+    let permit = client.semaphore(key.as_str(), 1).take(1).try_lock().await.expect("an answer");
+    assert!(permit.is_some());
+    drop(guard);
+}
+
+pub(super) async fn all_of_never_deadlocks<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (a, b, c) = (suite.key("all-a"), suite.key("all-b"), suite.key("all-c"));
+    let orders = [[&a, &b, &c], [&c, &b, &a], [&b, &c, &a], [&b, &b, &a]];
+    let mut tasks = Vec::new();
+    for order in orders {
+        let client = suite.client();
+        let keys: Vec<String> = order.into_iter().cloned().collect();
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..10 {
+                let all = client.all_of(keys.iter().map(String::as_str)).lock().await;
+                let all = all.expect("all of them");
+                tokio::task::yield_now().await;
+                assert_eq!(all.release().await.expect("an answer"), Released::Released);
+            }
+        }));
+    }
+    all(tasks).await;
+}
+
+pub(super) async fn all_of_releases_on_failure<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two) = (suite.client(), suite.client());
+    let (a, b) = (suite.key("part-a"), suite.key("part-b"));
+    let (first, last) = (a.clone().min(b.clone()), a.max(b));
+    let busy = two.mutex(last.as_str()).lock().await.expect("the lock");
+    let both = one.all_of([first.as_str(), last.as_str()]);
+    assert!(both.try_lock().await.expect("an answer").is_none());
+    let error = both.clone().wait(Duration::from_millis(30)).lock().await.expect_err("busy");
+    assert!(error.kind().is_busy(), "{error}");
+    eventually("the first is free", async || is_free(&one, &first).await).await;
+    drop(busy);
+    let both = both.lock().await.expect("both");
+    assert_eq!(both.tokens().count(), 2);
+}
+
+/// A listener that hears nothing, for calls made to the backend itself.
+struct Deaf;
+
+impl Listener for Deaf {
+    fn notice(&self, _: &Key, _: Owner, _: Notice) {}
+}
+
+fn claim(key: &str, owner: u128) -> Claim {
+    let holder =
+        Holder { client: u64::MAX, name: "raw".into(), host: "raw".into(), pid: 1, tags: vec![] };
+    Claim {
+        key: Key::new(key).expect("a key"),
+        owner: Owner(owner),
+        mode: Mode::Exclusive,
+        ttl: TTL,
+        patience: TTL,
+        queue: false,
+        instead_of: None,
+        tokens: 3,
+        holder: Arc::new(holder),
+        sent: Moment::default(),
+    }
+}
+
+/// A backend to be called without a client.
+fn raw<F: Fn() -> B, B: Backend>(suite: &Suite<F>) -> (B, Arc<dyn Listener>) {
+    let backend = (suite.backend)();
+    let deaf: Arc<dyn Listener> = Arc::new(Deaf);
+    backend.open(u64::MAX, Arc::downgrade(&deaf));
+    (backend, deaf)
+}
+
+async fn try_claim(backend: &impl Backend, claim: &Claim) -> Attempt {
+    backend.acquire(claim).await.expect("an answer")
+}
+
+pub(super) async fn same_owner_same_grant<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (backend, _deaf) = raw(suite);
+    let claim = claim(&suite.key("owner"), 1);
+    let Attempt::Granted(first) = try_claim(&backend, &claim).await else { panic!("busy") };
+    let Attempt::Granted(again) = try_claim(&backend, &claim).await else { panic!("busy") };
+    assert_eq!(first, again, "a retry after a lost reply is no second grant");
+    assert!(first.count >= 3, "a token for each hand-over");
+    assert_eq!(backend.release(&claim, Release::Now).await.expect("an answer"), Released::Released);
+    assert_eq!(
+        backend.release(&claim, Release::Now).await.expect("an answer"),
+        Released::AlreadyLost
+    );
+}
+
+pub(super) async fn a_release_never_touches_a_successor<F: Fn() -> B, B: Backend>(
+    suite: &Suite<F>,
+) {
+    let (backend, _deaf) = raw(suite);
+    let key = suite.key("successor");
+    let (stale, holder) = (claim(&key, 2), claim(&key, 3));
+    assert!(matches!(try_claim(&backend, &holder).await, Attempt::Granted(_)));
+    assert_eq!(
+        backend.release(&stale, Release::Now).await.expect("an answer"),
+        Released::AlreadyLost
+    );
+    let stale_and_live = [Arc::new(stale.clone()), Arc::new(holder.clone())];
+    let renewed = backend.renew(&stale_and_live).await;
+    assert!(matches!(renewed[0], Ok(Renewed::Lost)), "one answer each, in order");
+    assert!(matches!(renewed[1], Ok(Renewed::Held { .. })));
+    assert!(matches!(try_claim(&backend, &stale).await, Attempt::Busy { .. }));
+    let _ = backend.release(&holder, Release::Now).await.expect("an answer");
+}
+
+pub(super) async fn a_replaced_lease_is_freed_first<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (backend, _deaf) = raw(suite);
+    let key = suite.key("replace");
+    let old = claim(&key, 4);
+    let new = Claim { instead_of: Some(old.owner), ..claim(&key, 5) };
+    let Attempt::Granted(first) = try_claim(&backend, &old).await else { panic!("busy") };
+    let Attempt::Granted(second) = try_claim(&backend, &new).await else {
+        panic!("nobody waits, so giving up and asking anew is granted")
+    };
+    assert!(second.first > first.first + u64::from(first.count) - 1, "new tokens are higher");
+    assert_eq!(
+        backend.release(&old, Release::Now).await.expect("an answer"),
+        Released::AlreadyLost
+    );
+    assert_eq!(backend.release(&new, Release::Now).await.expect("an answer"), Released::Released);
+}

@@ -1,0 +1,233 @@
+//! What happens when a lock is not held any more.
+
+use std::time::Duration;
+
+use dlock_core::backend::Backend;
+use dlock_core::{ErrorKind, LossReason, Released, State};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{PATIENT, SOON, Suite, TTL, all, eventually, is_free, shared};
+use crate::faulty::Weather;
+use crate::history::History;
+
+pub(super) async fn renewed_for_as_long_as_held<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("renewed"));
+    let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
+    let until = Instant::now() + TTL * 3;
+    while Instant::now() < until {
+        assert_eq!(guard.state(), State::Held);
+        assert!(guard.valid_for() <= TTL);
+        assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
+        sleep(TTL / 5).await;
+    }
+    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+}
+
+/// Uncertain, and held again when the backend answers.
+pub(super) async fn one_failed_renewal_is_survived<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (client, switch) = suite.faulty();
+    let key = suite.key("uncertain");
+    let guard = client.mutex(key.as_str()).lock().await.expect("the lock");
+    switch.set(Weather::Unreachable);
+    eventually("uncertain", async || guard.state() == State::Uncertain).await;
+    assert!(guard.valid_for() > Duration::ZERO, "uncertain is not lost");
+    switch.set(Weather::Fine);
+    eventually("held again", async || guard.state() != State::Uncertain).await;
+    assert_eq!(guard.state(), State::Held);
+    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+}
+
+pub(super) async fn one_failing_lease_does_not_stop_others<F: Fn() -> B, B: Backend>(
+    suite: &Suite<F>,
+) {
+    let (one, two) = (suite.client(), suite.client());
+    let (bad, good) = (suite.key("bad"), suite.key("good"));
+    let bad_guard = one.mutex(bad.as_str()).lock().await.expect("the lock");
+    let good_guard = one.mutex(good.as_str()).lock().await.expect("the lock");
+    if two.capabilities().operators {
+        two.break_lock(bad.as_str()).await.expect("broken");
+        assert!(timeout(PATIENT, bad_guard.lost()).await.is_ok());
+    }
+    sleep(TTL * 2).await;
+    assert_eq!(good_guard.state(), State::Held);
+}
+
+/// The guard is lost before anybody else gets in, and says so by itself.
+pub(super) async fn a_cut_off_holder_loses_in_time<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (cut_off, switch) = suite.faulty();
+    let (other, key) = (suite.client(), suite.key("cut-off"));
+    let guard = cut_off.mutex(key.as_str()).lock().await.expect("the lock");
+    let token = guard.token();
+    switch.set(Weather::Unreachable);
+    let began = Instant::now();
+    let lock = other.mutex(key.as_str());
+    let successor = tokio::spawn(async move { (lock.lock().await, Instant::now()) });
+    let reason = timeout(PATIENT, guard.lost()).await.expect("told");
+    let lost = Instant::now();
+    assert_eq!(reason, LossReason::Deadline);
+    assert_eq!(guard.state(), State::Lost);
+    assert_eq!(guard.valid_for(), Duration::ZERO);
+    let (successor, got_in) = successor.await.expect("the task");
+    let successor = successor.expect("the lock");
+    assert!(got_in >= lost - Duration::from_millis(20), "nobody got in before it was lost");
+    assert!(got_in - began < TTL + SOON * 3, "recovery took {:?}", got_in - began);
+    assert!(successor.token() > token);
+    switch.set(Weather::Fine);
+    assert_eq!(guard.release().await.expect("an answer"), Released::AlreadyLost);
+    assert_eq!(successor.state(), State::Held);
+    assert!(cut_off.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
+    assert_eq!(successor.release().await.expect("an answer"), Released::Released);
+}
+
+pub(super) async fn permits_come_back_after_a_crash<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (crashed, switch) = suite.faulty();
+    let (other, key) = (suite.client(), suite.key("crash"));
+    let permits = crashed.semaphore(key.as_str(), 3).take(2).lock().await.expect("permits");
+    switch.set(Weather::Unreachable);
+    let all = other.semaphore(key.as_str(), 3).take(3);
+    assert!(all.try_lock().await.expect("an answer").is_none());
+    drop(all.lock().await.expect("all permits, once the ttl is over"));
+    assert_eq!(permits.state(), State::Lost);
+}
+
+/// Waiters of a dead process are dropped all at once, not a ttl each.
+pub(super) async fn dead_waiters_do_not_hold_up_the_queue<F: Fn() -> B, B: Backend>(
+    suite: &Suite<F>,
+) {
+    let (dead, switch) = suite.faulty();
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("dead"));
+    let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
+    let waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let lock = dead.mutex(key.as_str()).fair();
+            tokio::spawn(async move { lock.lock().await.map(drop) })
+        })
+        .collect();
+    let waiters = async || one.inspect(key.as_str()).await.expect("a look").waiters.len();
+    eventually("all wait", async || waiters().await == 20).await;
+    switch.set(Weather::Unreachable);
+    let last = two.mutex(key.as_str());
+    let last = tokio::spawn(async move { last.lock().await.map(drop) });
+    eventually("it waits", async || waiters().await >= 1).await;
+    let began = Instant::now();
+    drop(guard);
+    last.await.expect("the task").expect("the lock");
+    let waited = began.elapsed();
+    assert!(waited < TTL * 3 + SOON, "held up for {waited:?}");
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Acquires whose answers are lost, then cancelled: nothing stays taken.
+pub(super) async fn lost_answers_leave_no_ghost<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (client, switch) = suite.faulty();
+    let (other, key) = (suite.client(), suite.key("ghost"));
+    switch.set(Weather::AnswersLost);
+    let lock = client.mutex(key.as_str()).ttl(Duration::from_secs(60));
+    let cancelled = timeout(Duration::from_millis(100), lock.lock()).await;
+    assert!(cancelled.is_err());
+    switch.set(Weather::Fine);
+    eventually("free long before the ttl", async || is_free(&other, &key).await).await;
+    // And when it is not cancelled, the retry is the same claim.
+    switch.set(Weather::AnswersLost);
+    let acquiring = tokio::spawn(async move { lock.lock().await });
+    sleep(Duration::from_millis(120)).await;
+    switch.set(Weather::Fine);
+    let guard = timeout(PATIENT, acquiring).await.expect("in time").expect("the task");
+    let guard = guard.expect("the lock, by the retry");
+    // A release whose answer is lost is told as unknown and repeated.
+    switch.set(Weather::AnswersLost);
+    let error = guard.release().await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    switch.set(Weather::Fine);
+    eventually("free", async || is_free(&other, &key).await).await;
+}
+
+pub(super) async fn run_stops_when_lost<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("run"));
+    let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
+    assert_eq!(guard.run(async { 7 }).await.expect("held"), 7);
+    let running = tokio::spawn(async move { guard.run(std::future::pending::<()>()).await });
+    sleep(Duration::from_millis(20)).await;
+    two.break_lock(key.as_str()).await.expect("broken");
+    let error = timeout(PATIENT, running).await.expect("in time").expect("the task");
+    assert_eq!(error.expect_err("lost").kind(), ErrorKind::Lost);
+}
+
+pub(super) async fn max_hold_ends_a_hold<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("max-hold"));
+    let lock = one.mutex(key.as_str()).max_hold(Duration::from_millis(200));
+    let guard = lock.lock().await.expect("the lock");
+    let began = Instant::now();
+    assert!(guard.valid_for() <= Duration::from_millis(200));
+    assert_eq!(timeout(PATIENT, guard.lost()).await.expect("told"), LossReason::MaxHold);
+    assert!(began.elapsed() >= Duration::from_millis(190) && began.elapsed() < SOON * 2);
+    // Its body may still be at work: nobody gets in until it lets go, or its ttl ends.
+    assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
+    drop(two.mutex(key.as_str()).lock().await.expect("not renewed, so it ends"));
+    assert_eq!(guard.release().await.expect("an answer"), Released::AlreadyLost);
+    // Letting go frees it at once.
+    let guard = lock.lock().await.expect("the lock");
+    guard.lost().await;
+    drop(guard);
+    let began = Instant::now();
+    drop(two.mutex(key.as_str()).lock().await.expect("the lock"));
+    assert!(began.elapsed() < SOON);
+}
+
+pub(super) async fn release_after_keeps_the_key_taken<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("after"));
+    let stay = Duration::from_millis(1_500);
+    let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
+    let began = Instant::now();
+    assert_eq!(guard.release_after(stay).await.expect("an answer"), Released::Released);
+    assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
+    assert!(one.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
+    drop(two.mutex(key.as_str()).lock().await.expect("the lock, afterwards"));
+    let taken = began.elapsed();
+    assert!(taken >= stay - Duration::from_millis(20) && taken < stay + SOON * 2, "{taken:?}");
+    let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
+    let error = guard.release_after(Duration::from_secs(86_401)).await.expect_err("above a day");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    eventually("released all the same", async || is_free(&two, &key).await).await;
+}
+
+/// A rolling restart: one process shuts down while its bodies run and another
+/// waits for the same lock.
+pub(super) async fn shutdown_lets_nobody_overlap<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let history = shared(History::default());
+    let key = suite.key("shutdown");
+    let (leaving, staying) = (suite.client(), suite.client());
+    let mut tasks = Vec::new();
+    for client in [&leaving, &staying] {
+        for _ in 0..4 {
+            let (lock, history) = (client.mutex(key.as_str()), history.clone());
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..10 {
+                    let guard = match lock.lock().await {
+                        Ok(guard) => guard,
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::ShuttingDown, "{error}");
+                            return;
+                        }
+                    };
+                    let stay = history.enter(&guard);
+                    let _ = guard.run(sleep(Duration::from_millis(15))).await;
+                    drop(stay);
+                }
+            }));
+        }
+    }
+    sleep(Duration::from_millis(60)).await;
+    // One that pays no heed: its lock is not released under it.
+    let deaf_key = suite.key("deaf");
+    let deaf = leaving.mutex(deaf_key.as_str()).lock().await.expect("the lock");
+    let left = timeout(PATIENT, leaving.shutdown(Duration::from_millis(5))).await;
+    assert_eq!(left.expect("in time"), 1);
+    assert_eq!(deaf.state(), State::Lost);
+    let error = leaving.mutex(key.as_str()).lock().await.expect_err("closed");
+    assert_eq!(error.kind(), ErrorKind::ShuttingDown);
+    all(tasks).await;
+    history.assert_clean();
+    drop(deaf);
+    drop(staying.mutex(deaf_key.as_str()).lock().await.expect("free in the end"));
+}

@@ -1,0 +1,91 @@
+//! What operators see and do.
+
+use std::time::Duration;
+
+use dlock_core::backend::Backend;
+use dlock_core::{LossReason, Mode, State};
+use tokio::time::timeout;
+
+use super::{PATIENT, SOON, Suite, eventually, is_free, keys_in_use};
+
+pub(super) async fn holders_and_waiters_are_shown<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let one = suite.client_of(|builder| builder.client_name("worker-1"));
+    let two = suite.client_of(|builder| builder.client_name("worker-2"));
+    let key = suite.key("shown");
+    let guard = one.mutex(key.as_str()).tag("order", 7).lock().await.expect("the lock");
+    let lock = two.mutex(key.as_str());
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    let look = async || two.inspect(key.as_str()).await.expect("an inspection");
+    eventually("it waits", async || look().await.waiters.len() == 1).await;
+    let state = look().await;
+    let held = &state.holders[0];
+    assert_eq!(held.holder.name, "worker-1");
+    assert_eq!(held.holder.pid, std::process::id());
+    assert!(!held.holder.host.is_empty());
+    assert_eq!(held.holder.tags, [("order".to_owned(), "7".to_owned())]);
+    assert_eq!(held.mode, Mode::Exclusive);
+    assert_eq!(held.token, Some(guard.token().get()));
+    assert!(held.expires_in <= super::TTL && held.expires_in > Duration::ZERO);
+    assert_eq!(state.waiters[0].holder.name, "worker-2");
+
+    let local = one.local_state();
+    assert_eq!(local.held.len(), 1);
+    assert_eq!(local.held[0].key.as_str(), key);
+    assert_eq!(local.held[0].token, Some(guard.token().get()));
+    assert_eq!(local.held[0].state, State::Held);
+    assert_eq!(two.local_state().waiting.len(), 1);
+    drop(guard);
+    waiting.await.expect("the task").expect("the lock");
+}
+
+pub(super) async fn keys_are_listed<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let client = suite.client();
+    let prefix = suite.key("list");
+    let mut guards = Vec::new();
+    for n in 0..250 {
+        let key = format!("{prefix}:{n:03}");
+        guards.push(client.mutex(key).ttl(Duration::from_secs(60)).lock().await.expect("the lock"));
+    }
+    let listed = keys_in_use(&client, &prefix).await;
+    let expected: Vec<String> = (0..250).map(|n| format!("{prefix}:{n:03}")).collect();
+    assert_eq!(listed, expected);
+    drop(guards);
+    eventually("none is listed", async || keys_in_use(&client, &prefix).await.is_empty()).await;
+}
+
+pub(super) async fn broken_locks_are_told<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let one = suite.client_of(|builder| builder.ttl(Duration::from_secs(60)));
+    let two = suite.client_of(|builder| builder.client_name("operator"));
+    let key = suite.key("broken");
+    assert_eq!(two.break_lock(key.as_str()).await.expect("an answer"), 0);
+    let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
+    assert_eq!(two.break_lock(key.as_str()).await.expect("an answer"), 1);
+    let reason = timeout(SOON, guard.lost()).await.expect("told at once");
+    let LossReason::Broken { by } = reason else { panic!("{reason:?}") };
+    assert!(by.contains("operator"), "{by}");
+    let state = two.inspect(key.as_str()).await.expect("an inspection");
+    assert!(state.broken_by.is_some_and(|by| by.contains("operator")), "who did it is recorded");
+    let next = timeout(PATIENT, two.mutex(key.as_str()).lock()).await.expect("in time");
+    assert!(next.expect("the lock").token() > guard.token());
+}
+
+pub(super) async fn health_is_told<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (client, switch) = suite.faulty();
+    assert!(client.health().await.is_ok());
+    switch.set(crate::faulty::Weather::Unreachable);
+    assert!(!client.health().await.is_ok());
+}
+
+/// I3: after all of the above.
+pub(super) async fn nothing_is_left<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let client = suite.client();
+    let prefix = format!("conformance:{}:", std::process::id());
+    eventually("rest", async || {
+        let keys = keys_in_use(&client, &prefix).await;
+        for key in &keys {
+            let _ = is_free(&client, key).await;
+        }
+        keys.is_empty()
+    })
+    .await;
+}

@@ -1,0 +1,39 @@
+//! Servers that tests need.
+
+/// What a test does when a server is missing: it prints `SKIPPED` and returns
+/// false or, with `DLOCK_REQUIRE_SERVERS=1` as in CI, fails.
+///
+/// ```
+/// if !dlock_testkit::servers::found("a shell", std::path::Path::new("/bin/sh").exists()) {
+///     return;
+/// }
+/// ```
+///
+/// # Panics
+/// If the server is missing and `DLOCK_REQUIRE_SERVERS` is set to anything but 0.
+pub fn found(server: &str, is_there: bool) -> bool {
+    let required = std::env::var_os("DLOCK_REQUIRE_SERVERS").is_some_and(|value| value != "0");
+    missing(server, is_there, required)
+}
+
+fn missing(server: &str, is_there: bool, required: bool) -> bool {
+    assert!(
+        is_there || !required,
+        "{server} is missing and DLOCK_REQUIRE_SERVERS is set; scripts/test installs it"
+    );
+    if !is_there {
+        println!("SKIPPED: {server} is missing; scripts/test installs it");
+    }
+    is_there
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_missing_server_is_skipped_unless_required() {
+        assert!(super::missing("x", true, true));
+        assert!(!super::missing("x", false, false));
+        let required = std::panic::catch_unwind(|| super::missing("x", false, true));
+        assert!(required.is_err());
+    }
+}
