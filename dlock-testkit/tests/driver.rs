@@ -1,0 +1,160 @@
+//! The driver of a remote backend: its thread, its time-outs, its end.
+
+use std::time::{Duration, Instant};
+
+use dlock_core::backend::memory::Memory;
+use dlock_core::{Dlock, ErrorKind, Released, State};
+use dlock_testkit::{Faulty, Switch, Weather};
+
+const TTL: Duration = Duration::from_millis(600);
+
+fn remote(store: &Memory) -> (Dlock, Switch) {
+    let (backend, switch) = Faulty::remote(store.another(), Duration::from_micros(100));
+    let client = Dlock::builder()
+        .backend(backend)
+        .ttl(TTL)
+        .wait(Duration::from_secs(20))
+        .call_timeout(Duration::from_millis(150));
+    (client.connect_lazy().unwrap(), switch)
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(20), "{what} never came true");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Rule 8, row 12: every worker of the user's runtime is blocked.
+#[tokio::test]
+async fn a_blocked_executor_loses_no_lock() {
+    let store = Memory::new();
+    let ((one, _), (two, _)) = (remote(&store), remote(&store));
+    let guard = one.mutex("a").lock().await.unwrap();
+    std::thread::sleep(TTL * 3);
+    assert_eq!(guard.state(), State::Held);
+    assert!(two.mutex("a").try_lock().await.unwrap().is_none());
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
+}
+
+/// Rule 8, row 11: the runtime ends before the guard.
+#[test]
+fn an_ended_runtime_loses_no_lock() {
+    let store = Memory::new();
+    let ((one, _), (two, _)) = (remote(&store), remote(&store));
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let guard = runtime().block_on(one.mutex("a").lock()).unwrap();
+    std::thread::sleep(TTL * 2);
+    assert_eq!(guard.state(), State::Held);
+    assert!(runtime().block_on(two.mutex("a").try_lock()).unwrap().is_none());
+    drop(guard);
+    assert!(runtime().block_on(two.mutex("a").lock()).is_ok());
+}
+
+/// The same for the embedded backend, whose timer lives in that runtime.
+#[test]
+fn an_ended_runtime_loses_no_embedded_lock() {
+    let store = Memory::new();
+    let client = || {
+        let builder = Dlock::builder().backend(store.another()).ttl(TTL);
+        builder.connect_lazy().unwrap()
+    };
+    let (one, two) = (client(), client());
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let guard = runtime().block_on(one.mutex("a").lock()).unwrap();
+    std::thread::sleep(TTL * 2);
+    assert_eq!(guard.state(), State::Held);
+    assert!(runtime().block_on(two.mutex("a").try_lock()).unwrap().is_none());
+    drop(guard);
+    assert!(runtime().block_on(two.mutex("a").lock()).is_ok());
+}
+
+/// No runtime of tokio at all.
+#[test]
+fn any_executor_will_do() {
+    struct Park(std::thread::Thread);
+    impl std::task::Wake for Park {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let store = Memory::new();
+    for client in
+        [remote(&store).0, Dlock::builder().backend(store.another()).connect_lazy().unwrap()]
+    {
+        let busy = client.mutex("a");
+        let mut future = Box::pin(async {
+            let guard = busy.lock().await.unwrap();
+            let waited = busy.clone().wait(Duration::from_millis(50)).lock().await;
+            assert_eq!(waited.unwrap_err().kind(), ErrorKind::TimedOut);
+            guard.release().await.unwrap()
+        });
+        let waker = std::sync::Arc::new(Park(std::thread::current())).into();
+        let mut context = std::task::Context::from_waker(&waker);
+        let outcome = loop {
+            match future.as_mut().poll(&mut context) {
+                std::task::Poll::Ready(outcome) => break outcome,
+                std::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(5)),
+            }
+        };
+        assert_eq!(outcome, Released::Released);
+    }
+}
+
+/// Rule 10: a backend that never answers holds nobody up for longer than the
+/// call's time-out, and the wait's.
+#[tokio::test]
+async fn every_call_ends_by_its_timeout() {
+    let store = Memory::new();
+    let (client, switch) = remote(&store);
+    let guard = client.mutex("held").ttl(Duration::from_secs(60)).lock().await.unwrap();
+    switch.set(Weather::Silent);
+    let began = Instant::now();
+    let error = client.mutex("a").try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let lock = client.mutex("a").wait(Duration::from_millis(300));
+    let error = lock.lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(!client.health().await.is_ok());
+    assert!(client.inspect("a").await.is_err());
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Unknown);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    switch.set(Weather::Fine);
+    // What was asked for meanwhile is settled: nothing stays taken.
+    let (other, _) = remote(&store);
+    for key in ["a", "held"] {
+        drop(other.mutex(key).lock().await.unwrap());
+    }
+}
+
+/// `connect_lazy` starts with the backend down and recovers.
+#[tokio::test]
+async fn a_client_starts_before_its_backend() {
+    let store = Memory::new();
+    let (client, switch) = remote(&store);
+    switch.set(Weather::Unreachable);
+    let lock = client.mutex("a");
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished());
+    let calls = switch.calls();
+    assert!(calls < 20, "{calls} calls in 300 ms: it must back off");
+    switch.set(Weather::Fine);
+    waiting.await.unwrap().unwrap();
+}
+
+/// Rule 7: what is owed is flushed when the last client goes, without blocking.
+#[test]
+fn the_last_client_flushes_what_it_owes() {
+    let store = Memory::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (client, _) = remote(&store);
+    let guard = runtime.block_on(client.mutex("a").ttl(Duration::from_secs(60)).lock()).unwrap();
+    drop(client);
+    let began = Instant::now();
+    drop(guard);
+    assert!(began.elapsed() < Duration::from_millis(50), "drop does not block");
+    let (other, _) = remote(&store);
+    eventually("free", || runtime.block_on(other.mutex("a").try_lock()).unwrap().is_some());
+}
