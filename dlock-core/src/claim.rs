@@ -11,19 +11,37 @@ use crate::key::Key;
 ///
 /// Whoever shows it owns the claim: acquire is idempotent by it, renew and
 /// release compare it on the server.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Owner(pub u128);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Owner([u64; 2]);
+
+impl Owner {
+    /// The owner with these bits.
+    pub fn from_bits(bits: u128) -> Self {
+        Owner([(bits >> 64) as u64, bits as u64])
+    }
+
+    /// Its bits.
+    pub fn bits(self) -> u128 {
+        (u128::from(self.0[0]) << 64) | u128::from(self.0[1])
+    }
+}
+
+impl std::hash::Hash for Owner {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0[1]);
+    }
+}
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
+        write!(f, "{:032x}", self.bits())
     }
 }
 
 impl fmt::Debug for Owner {
     /// Shows the first bits only: who knows an owner can release its lock.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Owner({:08x}..)", (self.0 >> 96) as u32)
+        write!(f, "Owner({:08x}..)", self.0[0] >> 32)
     }
 }
 
@@ -115,9 +133,6 @@ pub struct Claim {
     pub mode: Mode,
     /// How long a grant lasts unless renewed.
     pub ttl: Duration,
-    /// How long a place in the queue lasts unless asked for again, and how long
-    /// a grant by hand-over lasts, from that asking, until it is confirmed.
-    pub patience: Duration,
     /// Whether to join the queue when busy.
     pub queue: bool,
     /// A lease of the same key that is given up in the same step, first.
@@ -130,6 +145,15 @@ pub struct Claim {
     /// keeps that of the latest asking in the queue and gives it back in
     /// [`Notice::Granted`].
     pub sent: Moment,
+}
+
+impl Claim {
+    /// How long a place in the queue lasts unless asked for again, and how long
+    /// a grant by hand-over lasts, from that asking, until it is confirmed: the
+    /// ttl, but 3 s at most, so that the places of a dead process end soon.
+    pub fn patience(&self) -> Duration {
+        self.ttl.min(Duration::from_secs(3))
+    }
 }
 
 /// The lock was given.

@@ -11,6 +11,7 @@
 //!
 //! `W` is what the caller wants to remember with a ticket: wakers, a task's number.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use slotmap::SlotMap;
 use smallvec::SmallVec;
 
 use crate::claim::{Holder, LossReason, Mode, Notice, Owner, Release, Released};
-use crate::clock::Moment;
+use crate::clock::{Moment, nanos};
 use crate::error::{Error, Result};
 use crate::gate::{Gate, HandoverLimits, Step, View, Waiting};
 use crate::hashing::Map;
@@ -181,11 +182,20 @@ struct Entry<W> {
     mode: Mode,
     since: Moment,
     phase: Phase,
-    max_hold: Option<Duration>,
+    /// In nanoseconds.
+    max_hold: Option<NonZeroU64>,
     holder: Arc<Holder>,
     /// The gate of the tasks nested in this one.
     nested: Option<GateId>,
     payload: W,
+}
+
+impl<W> Entry<W> {
+    /// When it was held for as long as it may be.
+    fn ends(&self) -> Moment {
+        let hold = |hold: NonZeroU64| self.since + Duration::from_nanos(hold.get());
+        self.max_hold.map_or(Moment::NEVER, hold)
+    }
 }
 
 enum Phase {
@@ -195,8 +205,9 @@ enum Phase {
         tenure: TenureId,
         token: u64,
         handed_over: bool,
-        waited: Duration,
-        revoked: Option<LossReason>,
+        /// Since when it had waited.
+        asked: Moment,
+        revoked: Option<Box<LossReason>>,
     },
     Lost {
         token: u64,
@@ -211,10 +222,31 @@ struct Room {
     gate: Gate,
     key: Key,
     kind: Kind,
-    ttl: Duration,
-    /// Who was in the way when last heard of.
-    in_the_way: Option<Arc<Holder>>,
-    trouble: Option<Error>,
+    news: Option<Box<News>>,
+}
+
+/// What the backend last said while somebody waited.
+enum News {
+    /// Who is in the way.
+    HeldBy(Arc<Holder>),
+    /// What keeps it from answering.
+    Trouble(Error),
+}
+
+impl Room {
+    fn in_the_way(&self) -> Option<Arc<Holder>> {
+        match self.news.as_deref() {
+            Some(News::HeldBy(holder)) => Some(holder.clone()),
+            _ => None,
+        }
+    }
+
+    fn trouble(&self) -> Option<Error> {
+        match self.news.as_deref() {
+            Some(News::Trouble(error)) => Some(error.clone()),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -222,12 +254,6 @@ enum Kind {
     Shared,
     Own,
     Inside { root: GateId, parent: Ticket },
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Alarm {
-    WaitOver(GateId),
-    MaxHold(Ticket),
 }
 
 /// The machine of one process, or of a part of its keys.
@@ -239,7 +265,12 @@ pub struct Engine<W> {
     rooms: SlotMap<GateId, Room>,
     tickets: SlotMap<Ticket, Entry<W>>,
     keeper: Keeper,
-    alarms: Timers<Alarm>,
+    /// When a wait is over at a gate.
+    waits: Timers<GateId>,
+    /// When a hold is over.
+    holds: Timers<Ticket>,
+    /// How many tickets wait.
+    waiting: usize,
     /// The shared gate that was unused last. It is kept until another one is, since
     /// the same key is often wanted again at once.
     unused: Option<GateId>,
@@ -257,7 +288,9 @@ impl<W> Engine<W> {
             rooms: SlotMap::with_key(),
             tickets: SlotMap::with_key(),
             keeper: Keeper::new(seed, planted),
-            alarms: Timers::new(),
+            waits: Timers::new(),
+            holds: Timers::new(),
+            waiting: 0,
             unused: None,
             limits,
             closed: false,
@@ -301,12 +334,13 @@ impl<W> Engine<W> {
         if self.rooms[gate].gate.waiting() >= self.limits.waiters {
             return Err(Refusal::Overloaded);
         }
+        self.waiting += 1;
         let ticket = self.tickets.insert(Entry {
             gate,
             mode: ask.mode,
             since: now,
             phase: Phase::Waiting,
-            max_hold: ask.max_hold,
+            max_hold: ask.max_hold.and_then(|hold| NonZeroU64::new(nanos(hold))),
             holder: ask.holder,
             nested: None,
             payload,
@@ -317,7 +351,13 @@ impl<W> Engine<W> {
             Wait::For(wait) => (false, now + wait),
         };
         let room = &mut self.rooms[gate];
-        room.gate.enqueue(Waiting { ticket, mode: ask.mode, ttl: ask.ttl, attempt, deadline });
+        room.gate.enqueue(Waiting {
+            ticket,
+            mode: ask.mode,
+            ttl: nanos(ask.ttl),
+            attempt,
+            deadline,
+        });
         if !attempt && let Some(tenure) = room.gate.tenure() {
             self.keeper.join_queue(tenure);
         }
@@ -343,7 +383,7 @@ impl<W> Engine<W> {
 
     fn open_room(&mut self, gate: Gate, ask: &Ask, kind: Kind) -> GateId {
         let key = ask.key.clone();
-        self.rooms.insert(Room { gate, key, kind, ttl: ask.ttl, in_the_way: None, trouble: None })
+        self.rooms.insert(Room { gate, key, kind, news: None })
     }
 
     fn set_alarm(&mut self, id: GateId, deadline: Moment) {
@@ -352,11 +392,10 @@ impl<W> Engine<W> {
             && room.gate.earliest_deadline() < Moment::NEVER
         {
             room.gate.alarm = deadline;
-            self.alarms.set(deadline, Alarm::WaitOver(id));
-            let (rooms, tickets) = (&self.rooms, &self.tickets);
-            self.alarms.tidy(rooms.len() + tickets.len(), |at, alarm| match alarm {
-                Alarm::WaitOver(gate) => rooms.get(gate).is_some_and(|room| room.gate.alarm == at),
-                Alarm::MaxHold(ticket) => tickets.contains_key(ticket),
+            self.waits.set(deadline, id);
+            let rooms = &self.rooms;
+            self.waits.tidy(self.waiting, |at, gate| {
+                rooms.get(gate).is_some_and(|room| room.gate.alarm == at)
             });
         }
     }
@@ -371,10 +410,10 @@ impl<W> Engine<W> {
                 self.tickets.remove(ticket);
                 Outcome::Refused(refusal)
             }
-            Phase::Admitted { token, handed_over, waited, .. } => Outcome::Admitted {
+            Phase::Admitted { token, handed_over, asked, .. } => Outcome::Admitted {
                 token: *token,
                 handed_over: *handed_over,
-                waited: *waited,
+                waited: entry.since.since(*asked),
                 since: entry.since,
             },
             // Lost before anybody looked: the guard will say so.
@@ -394,13 +433,14 @@ impl<W> Engine<W> {
             return Standing::Lost(LossReason::Forgotten);
         };
         match &entry.phase {
-            Phase::Admitted { revoked: Some(reason), .. } | Phase::Lost { reason, .. } => {
-                Standing::Lost(reason.clone())
+            Phase::Admitted { revoked: Some(reason), .. } => {
+                Standing::Lost(LossReason::clone(reason))
             }
+            Phase::Lost { reason, .. } => Standing::Lost(reason.clone()),
             Phase::Admitted { tenure, .. } => {
                 let (deadline, certain) =
                     self.keeper.standing(*tenure).unwrap_or((Moment::default(), false));
-                let ends = entry.max_hold.map_or(Moment::NEVER, |hold| entry.since + hold);
+                let ends = entry.ends();
                 if now >= ends {
                     Standing::Lost(LossReason::MaxHold)
                 } else if now >= deadline {
@@ -556,24 +596,20 @@ impl<W> Engine<W> {
                 self.heard(now, tenure, gate, said, out);
             }
         }
-        while let Some((at, alarm)) = self.alarms.take_due(now) {
-            match alarm {
-                Alarm::WaitOver(gate) => self.wait_over(now, gate, at, out),
-                Alarm::MaxHold(ticket) => {
-                    let due = self.tickets.get(ticket).is_some_and(|entry| {
-                        entry.max_hold.is_some_and(|hold| entry.since + hold <= now)
-                    });
-                    if due {
-                        self.revoke(ticket, LossReason::MaxHold, out);
-                    }
-                }
+        while let Some((at, gate)) = self.waits.take_due(now) {
+            self.wait_over(now, gate, at, out);
+        }
+        while let Some((_, ticket)) = self.holds.take_due(now) {
+            let due = self.tickets.get(ticket).is_some_and(|entry| entry.ends() <= now);
+            if due {
+                self.revoke(ticket, LossReason::MaxHold, out);
             }
         }
     }
 
     /// When [`Engine::tick`] has something to do.
     pub fn next_due(&self) -> Moment {
-        self.keeper.next_due().min(self.alarms.next())
+        self.keeper.next_due().min(self.waits.next()).min(self.holds.next())
     }
 
     fn wait_over(&mut self, now: Moment, id: GateId, at: Moment, out: &mut Actions) {
@@ -585,9 +621,9 @@ impl<W> Engine<W> {
         let tenant = room.gate.tenants().first().copied();
         let holder = match tenant.and_then(|tenant| self.tickets.get(tenant)) {
             Some(tenant) => Some(tenant.holder.clone()),
-            None => room.in_the_way.clone(),
+            None => room.in_the_way(),
         };
-        let trouble = room.trouble.clone();
+        let trouble = room.trouble();
         while let Some(ticket) = self.rooms.get_mut(id).and_then(|room| room.gate.overdue(now)) {
             let refusal = Refusal::TimedOut { holder: holder.clone(), trouble: trouble.clone() };
             self.refuse(id, ticket, refusal, out);
@@ -621,7 +657,7 @@ impl<W> Engine<W> {
             return;
         }
         let tenure = *tenure;
-        *revoked = Some(reason.clone());
+        *revoked = Some(Box::new(reason.clone()));
         out.push(Action::Wake(ticket));
         let Some(room) = self.rooms.get(entry.gate) else { return };
         out.push(Action::Lost(room.key.clone(), reason));
@@ -678,13 +714,12 @@ impl<W> Engine<W> {
                 if room.gate.tenure() == Some(tenure)
                     && let Some((mode, ttl)) = self.keeper.mode_and_ttl(tenure)
                 {
-                    room.trouble = None;
+                    room.news = None;
                     room.gate.granted(now, mode, ttl, grant);
                 }
             }
             Said::Queued(holder) => {
-                room.trouble = None;
-                room.in_the_way = holder;
+                room.news = holder.map(|holder| Box::new(News::HeldBy(holder)));
                 room.gate.queued();
             }
             Said::Busy(holder) => {
@@ -697,7 +732,7 @@ impl<W> Engine<W> {
                 while let Some(ticket) = self.rooms[id].gate.dismiss_attempt() {
                     self.refuse(id, ticket, Refusal::Failed(error.clone()), out);
                 }
-                self.rooms[id].trouble = Some(error);
+                self.rooms[id].news = Some(Box::new(News::Trouble(error)));
             }
             Said::Failed(error) => {
                 room.gate.ended();
@@ -727,7 +762,7 @@ impl<W> Engine<W> {
             let Some(entry) = self.tickets.get_mut(ticket) else { continue };
             let nested = entry.nested.take();
             if let Phase::Admitted { token, revoked, .. } = &mut entry.phase {
-                let reason = revoked.take().unwrap_or_else(|| reason.clone());
+                let reason = revoked.take().map_or_else(|| reason.clone(), |revoked| *revoked);
                 entry.phase = Phase::Lost { token: *token, reason };
                 out.push(Action::Wake(ticket));
             }
@@ -753,8 +788,14 @@ impl<W> Engine<W> {
     }
 
     fn no_longer_waits(&mut self, id: GateId) {
-        let Some(room) = self.rooms.get(id).filter(|room| room.kind == Kind::Own) else { return };
-        if let EntryRef::Occupied(mut waiting) = self.apart.entry_ref(&room.key) {
+        self.waiting -= 1;
+        let Some(room) = self.rooms.get_mut(id) else { return };
+        if room.gate.waiting() == 0 {
+            room.gate.alarm = Moment::NEVER;
+        }
+        if room.kind == Kind::Own
+            && let EntryRef::Occupied(mut waiting) = self.apart.entry_ref(&room.key)
+        {
             *waiting.get_mut() -= 1;
             if *waiting.get() == 0 {
                 waiting.remove();
@@ -779,16 +820,16 @@ impl<W> Engine<W> {
                     self.admit(now, id, ticket, token, handed_over, out);
                 }
                 Some(Step::RefuseBusy { ticket }) => {
-                    let refusal = Refusal::Busy(room.in_the_way.clone());
+                    let refusal = Refusal::Busy(room.in_the_way());
                     self.refuse(id, ticket, refusal, out);
                 }
-                Some(Step::Ask { first, queue, tokens, instead_of }) => {
+                Some(Step::Ask { first, ttl, queue, tokens, instead_of }) => {
                     let entry = &self.tickets[first];
                     let wish = Wish {
                         gate: id,
                         key: room.key.clone(),
                         mode: entry.mode,
-                        ttl: room.gate.first_ttl().unwrap_or(room.ttl),
+                        ttl: Duration::from_nanos(ttl),
                         queue,
                         tokens,
                         holder: entry.holder.clone(),
@@ -826,12 +867,14 @@ impl<W> Engine<W> {
             _ => (room.gate.tenure(), None),
         };
         let (Some(tenure), Some(entry)) = (tenure, self.tickets.get_mut(ticket)) else { return };
-        let waited = now.since(entry.since);
-        entry.since = now;
-        entry.phase = Phase::Admitted { tenure, token, handed_over, waited, revoked: None };
+        let asked = std::mem::replace(&mut entry.since, now);
+        entry.phase = Phase::Admitted { tenure, token, handed_over, asked, revoked: None };
         out.push(Action::Wake(ticket));
-        if let Some(hold) = entry.max_hold {
-            self.alarms.set(now + hold, Alarm::MaxHold(ticket));
+        let ends = entry.ends();
+        if ends < Moment::NEVER {
+            self.holds.set(ends, ticket);
+            let tickets = &self.tickets;
+            self.holds.tidy(tickets.len(), |_, ticket| tickets.contains_key(ticket));
         }
         if let Some(room) = root.and_then(|root| self.rooms.get_mut(root)) {
             room.gate.add_nested_tenant(ticket);
@@ -851,8 +894,7 @@ impl<W> Engine<W> {
             }
             Kind::Shared => {
                 room.gate.alarm = Moment::NEVER;
-                room.in_the_way = None;
-                room.trouble = None;
+                room.news = None;
                 if self.unused != Some(id) {
                     self.close_unused();
                     self.unused = Some(id);

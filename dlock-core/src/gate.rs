@@ -30,7 +30,6 @@
 //! The gate decides one [`Step`] at a time; the engine carries it out and asks
 //! again until there is none.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -39,6 +38,7 @@ use crate::claim::{Grant, Mode};
 use crate::clock::Moment;
 use crate::engine::Ticket;
 use crate::keeper::TenureId;
+use crate::line::Line;
 use crate::plant::{Plant, Planted};
 
 /// How far a lease may be passed on inside the process.
@@ -55,7 +55,8 @@ pub struct HandoverLimits {
 pub(crate) struct Waiting {
     pub(crate) ticket: Ticket,
     pub(crate) mode: Mode,
-    pub(crate) ttl: Duration,
+    /// In nanoseconds, as is every ttl here.
+    pub(crate) ttl: u64,
     /// Wants an answer now rather than to wait.
     pub(crate) attempt: bool,
     /// When it gives up.
@@ -67,13 +68,53 @@ pub(crate) struct Waiting {
 pub(crate) enum Step {
     Admit { ticket: Ticket, token: u64, handed_over: bool },
     RefuseBusy { ticket: Ticket },
-    Ask { first: Ticket, queue: bool, tokens: u32, instead_of: Option<TenureId> },
+    Ask { first: Ticket, ttl: u64, queue: bool, tokens: u32, instead_of: Option<TenureId> },
     Leave { tenure: TenureId },
+}
+
+/// The queue; the first in it costs no allocation.
+#[derive(Debug, Default)]
+struct Queue {
+    first: Option<Waiting>,
+    rest: Line<Waiting>,
+}
+
+impl Queue {
+    fn push_back(&mut self, waiting: Waiting) {
+        if self.first.is_none() {
+            self.first = Some(waiting);
+        } else {
+            self.rest.push_back(waiting);
+        }
+    }
+
+    fn front(&self) -> Option<&Waiting> {
+        self.first.as_ref()
+    }
+
+    fn remove(&mut self, place: usize) -> Option<Waiting> {
+        match place.checked_sub(1) {
+            Some(place) => self.rest.remove(place),
+            None => std::mem::replace(&mut self.first, self.rest.pop_front()),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.first.iter().chain(self.rest.iter())
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.rest.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct Gate {
-    queue: VecDeque<Waiting>,
+    queue: Queue,
     attempts: usize,
     tenants: SmallVec<[Ticket; 1]>,
     lease: Lease,
@@ -93,7 +134,7 @@ enum Lease {
 struct Tenancy {
     tenure: TenureId,
     mode: Mode,
-    ttl: Duration,
+    ttl: u64,
     /// The token of the tenants inside, or the first one before any was.
     token: u64,
     last_token: u64,
@@ -115,7 +156,7 @@ pub(crate) struct View<F> {
 impl Gate {
     pub(crate) fn new() -> Self {
         Gate {
-            queue: VecDeque::new(),
+            queue: Queue::default(),
             attempts: 0,
             tenants: SmallVec::new(),
             lease: Lease::Vacant,
@@ -169,10 +210,6 @@ impl Gate {
         self.queue.iter().map(|waiting| waiting.deadline).min().unwrap_or(Moment::NEVER)
     }
 
-    pub(crate) fn first_ttl(&self) -> Option<Duration> {
-        self.queue.front().map(|first| first.ttl)
-    }
-
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()
     }
@@ -189,7 +226,7 @@ impl Gate {
         }
     }
 
-    pub(crate) fn granted(&mut self, now: Moment, mode: Mode, ttl: Duration, grant: Grant) {
+    pub(crate) fn granted(&mut self, now: Moment, mode: Mode, ttl: u64, grant: Grant) {
         if let Lease::Asking { tenure, .. } = self.lease {
             self.lease = Lease::Held(Tenancy {
                 tenure,
@@ -258,7 +295,7 @@ impl Gate {
     pub(crate) fn next<F: Fn(TenureId) -> bool>(&mut self, view: View<F>) -> Option<Step> {
         match &mut self.lease {
             Lease::Vacant => {
-                let first = self.queue.front()?.ticket;
+                let first = *self.queue.front()?;
                 Some(self.ask(first, None, view.limits))
             }
             Lease::Asking { tenure, queued } => {
@@ -288,7 +325,7 @@ impl Gate {
                     return Some(Step::Leave { tenure });
                 };
                 if !tenancy.serves(first, &view) {
-                    let first = first.ticket;
+                    let first = *first;
                     return Some(self.ask(first, Some(tenure), view.limits));
                 }
                 let handed_over = tenancy.admissions > 0;
@@ -315,10 +352,16 @@ impl Gate {
         self.dismiss_attempt().map(|ticket| Step::RefuseBusy { ticket })
     }
 
-    fn ask(&mut self, first: Ticket, instead_of: Option<TenureId>, limits: HandoverLimits) -> Step {
+    fn ask(
+        &mut self,
+        first: Waiting,
+        instead_of: Option<TenureId>,
+        limits: HandoverLimits,
+    ) -> Step {
         let waiting = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         Step::Ask {
-            first,
+            first: first.ticket,
+            ttl: first.ttl,
             queue: self.attempts < self.queue.len(),
             // Enough for the queue as it is and some company; no more than that,
             // to keep a key's counter behind the server's clock.

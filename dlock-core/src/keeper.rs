@@ -116,11 +116,14 @@ struct Tenure {
     flight: Option<Flight>,
     seq: u32,
     deadline: Moment,
-    /// How long the lease lasts from the request that `deadline` counts from.
-    term: Duration,
+    /// How long the lease lasts from the request that `deadline` counts from, in
+    /// nanoseconds.
+    term: u64,
     due: Moment,
     failures: u32,
     doubt: Doubt,
+    /// How long the key stays taken after the release.
+    stays: Option<Box<Duration>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,30 +131,28 @@ enum Phase {
     Asking,
     Queued,
     Held { certain: bool, renewing: bool },
-    Leaving { how: Release, give_up: Moment, reply_to: Option<Ticket>, told: bool },
+    Leaving { give_up: Moment, reply_to: Option<Ticket>, told: bool },
 }
 
-/// Whether an acquire that was never answered may still arrive.
+/// Until when an acquire that was never answered may still arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doubt {
-    None,
-    /// Nothing was answered since.
-    Open,
-    /// The backend answers again; by then it has read what came before.
-    Until(Moment),
+struct Doubt(Moment);
+
+impl Doubt {
+    const NONE: Doubt = Doubt(Moment::from_nanos(0));
+    /// Nothing was answered since. Once the backend answers again it is known
+    /// when it will have read what came before.
+    const OPEN: Doubt = Doubt(Moment::NEVER);
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Flight {
-    seq: u32,
     sent: Moment,
     acquire: bool,
 }
 
 /// The longest time between two looks at a lock that is waited for.
 const LOOK: Duration = Duration::from_secs(1);
-/// The longest time that a place in the queue outlives its process.
-const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a backend that answers again may take to read what was sent before.
 const SETTLE: Duration = Duration::from_secs(1);
 /// How long a release is tried beyond the ttl when an acquire is in doubt.
@@ -185,13 +186,12 @@ impl Keeper {
 
     pub(crate) fn ask(&mut self, now: Moment, wish: Wish, out: &mut Actions) -> TenureId {
         let instead_of = wish.instead_of.and_then(|old| self.replaced(now, old, out));
-        let owner = Owner(self.random.random());
+        let owner = Owner::from_bits(self.random.random());
         let claim = Claim {
             key: wish.key,
             owner,
             mode: wish.mode,
             ttl: wish.ttl,
-            patience: wish.ttl.min(PATIENCE),
             queue: wish.queue,
             instead_of,
             tokens: wish.tokens,
@@ -209,7 +209,7 @@ impl Keeper {
     /// leaves by itself.
     fn replaced(&mut self, now: Moment, old: TenureId, out: &mut Actions) -> Option<Owner> {
         let tenure = self.tenures.get(old)?;
-        if tenure.awaits_acquire() || tenure.doubt != Doubt::None {
+        if tenure.awaits_acquire() || tenure.doubt != Doubt::NONE {
             self.leave(now, old, Release::Now, None, out);
             return None;
         }
@@ -235,14 +235,17 @@ impl Keeper {
         let planted = self.planted;
         let Some(tenure) = self.tenures.get_mut(id) else { return };
         let nothing_there =
-            tenure.phase == Phase::Asking && tenure.flight.is_none() && tenure.doubt == Doubt::None;
+            tenure.phase == Phase::Asking && tenure.flight.is_none() && tenure.doubt == Doubt::NONE;
         let queued = matches!(tenure.phase, Phase::Asking | Phase::Queued);
         let unapplied = if queued { tenure.owed_instead(now) } else { None };
         let give_up = tenure.gives_up(now);
         if nothing_there || (queued && planted.is(Plant::CancelForgetsGrant)) {
             self.remove(id);
         } else {
-            tenure.phase = Phase::Leaving { how, give_up, reply_to, told: false };
+            tenure.phase = Phase::Leaving { give_up, reply_to, told: false };
+            if let Release::After(stay) = how {
+                tenure.stays = Some(Box::new(stay));
+            }
             tenure.failures = 0;
             if !tenure.awaits_acquire() || planted.is(Plant::ReleaseOvertakesAcquire) {
                 self.send(now, id, out);
@@ -266,7 +269,10 @@ impl Keeper {
     ) -> Option<(TenureId, GateId, Said)> {
         let id = call.tenure;
         let tenure = self.tenures.get_mut(id)?;
-        let flight = tenure.flight.take_if(|flight| flight.seq == call.seq)?;
+        if call.seq != tenure.seq {
+            return None; // superseded by a later call
+        }
+        let flight = tenure.flight.take()?;
         tenure.count_doubt(now, &answer);
         let gate = tenure.gate;
         let said = match (tenure.phase, answer) {
@@ -310,11 +316,11 @@ impl Keeper {
         let (give_up, reply_to, was_told) = (*give_up, reply_to.take(), *told);
         *told = true;
         match (&outcome, tenure.doubt) {
-            (Ok(_), Doubt::Until(settled)) if flight.sent < settled => self.set_due(id, settled),
+            (Ok(_), Doubt(settled)) if flight.sent < settled => self.set_due(id, settled),
             (Ok(_), _) => {
                 self.remove(id);
             }
-            (Err(error), Doubt::None) if now >= give_up || !error.kind().is_retryable() => {
+            (Err(error), Doubt::NONE) if now >= give_up || !error.kind().is_retryable() => {
                 self.remove(id);
             }
             (Err(_), _) => {
@@ -352,7 +358,7 @@ impl Keeper {
                 tenure.phase = Phase::Queued;
                 tenure.failures = 0;
                 let spread = self.random.random_range(0.75..1.0);
-                let look = LOOK.min(tenure.claim.patience / 3).mul_f64(spread);
+                let look = LOOK.min(tenure.claim.patience() / 3).mul_f64(spread);
                 let look = free_in.map_or(look, |free| look.min(free + Duration::from_millis(1)));
                 let due = if planted.is(Plant::LostWakeup) { Moment::NEVER } else { now + look };
                 self.set_due(id, due);
@@ -434,7 +440,7 @@ impl Keeper {
                 tenure.given_up();
                 let counted_from =
                     if self.planted.is(Plant::HandoverCountedFromReceipt) { now } else { sent };
-                let patience = tenure.claim.patience;
+                let patience = tenure.claim.patience();
                 let asking = tenure.awaits_acquire();
                 let held = self.hold(now, id, counted_from, patience);
                 if !asking {
@@ -484,7 +490,7 @@ impl Keeper {
             }
             Phase::Leaving { give_up, reply_to, told, .. } => {
                 let over = match tenure.doubt {
-                    Doubt::None => now >= give_up,
+                    Doubt::NONE => now >= give_up,
                     _ => now >= give_up + OWED,
                 };
                 if !over {
@@ -527,7 +533,7 @@ impl Keeper {
     pub(crate) fn is_fit(&self, now: Moment, id: TenureId) -> bool {
         self.tenures.get(id).is_some_and(|tenure| {
             matches!(tenure.phase, Phase::Held { certain: true, renewing: true })
-                && tenure.deadline.since(now) * 2 >= tenure.term
+                && nanos(tenure.deadline.since(now)) >= tenure.term / 2
         })
     }
 
@@ -557,8 +563,8 @@ impl Keeper {
         }
     }
 
-    pub(crate) fn mode_and_ttl(&self, id: TenureId) -> Option<(Mode, Duration)> {
-        self.tenures.get(id).map(|tenure| (tenure.claim.mode, tenure.claim.ttl))
+    pub(crate) fn mode_and_ttl(&self, id: TenureId) -> Option<(Mode, u64)> {
+        self.tenures.get(id).map(|tenure| (tenure.claim.mode, nanos(tenure.claim.ttl)))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -575,9 +581,12 @@ impl Keeper {
                 (Request::Acquire(tenure.claim.clone()), true)
             }
             Phase::Held { .. } => (Request::Renew(tenure.claim.clone()), false),
-            Phase::Leaving { how, .. } => (Request::Release(tenure.claim.clone(), how), false),
+            Phase::Leaving { .. } => {
+                let how = tenure.stays.as_ref().map_or(Release::Now, |stay| Release::After(**stay));
+                (Request::Release(tenure.claim.clone(), how), false)
+            }
         };
-        tenure.flight = Some(Flight { seq: tenure.seq, sent: now, acquire });
+        tenure.flight = Some(Flight { sent: now, acquire });
         let call = CallId { tenure: id, seq: tenure.seq };
         out.push(Action::Call(call, request));
         let until = match tenure.phase {
@@ -596,7 +605,7 @@ impl Keeper {
         let tenure = &mut self.tenures[id];
         tenure.phase = Phase::Held { certain: true, renewing: true };
         tenure.deadline = deadline;
-        tenure.term = term;
+        tenure.term = nanos(term);
         tenure.failures = 0;
         let renew = sent + self.renewal_delay(term);
         self.set_due(id, renew.max(now).min(deadline));
@@ -610,7 +619,7 @@ impl Keeper {
         let Phase::Held { certain, .. } = &mut tenure.phase else { return };
         *certain = true;
         tenure.deadline = tenure.deadline.max(sent + (ttl - margin(ttl)));
-        tenure.term = ttl;
+        tenure.term = nanos(ttl);
         let deadline = tenure.deadline;
         let renew = sent + self.renewal_delay(ttl);
         self.set_due(id, renew.max(now).min(deadline));
@@ -659,10 +668,11 @@ impl Tenure {
             flight: None,
             seq: 0,
             deadline: Moment::NEVER,
-            term: Duration::ZERO,
+            term: 0,
             due: Moment::NEVER,
             failures: 0,
-            doubt: Doubt::None,
+            doubt: Doubt::NONE,
+            stays: None,
         }
     }
 
@@ -679,7 +689,7 @@ impl Tenure {
         let claim = Claim { owner, instead_of: None, ..Claim::clone(&self.claim) };
         let mut tenure = Tenure::new(claim, self.gate);
         let give_up = self.gives_up(now);
-        tenure.phase = Phase::Leaving { how: Release::Now, give_up, reply_to: None, told: true };
+        tenure.phase = Phase::Leaving { give_up, reply_to: None, told: true };
         Some(tenure)
     }
 
@@ -698,7 +708,7 @@ impl Tenure {
         let error = match answer {
             Answer::Acquire(Err(error)) => {
                 if error.kind() == ErrorKind::Unknown {
-                    self.doubt = Doubt::Open;
+                    self.doubt = Doubt::OPEN;
                 }
                 return;
             }
@@ -706,8 +716,8 @@ impl Tenure {
             _ => None,
         };
         let silent = matches!(error, Some(ErrorKind::Unknown | ErrorKind::Unavailable));
-        if self.doubt == Doubt::Open && !silent {
-            self.doubt = Doubt::Until(now + SETTLE.min(self.claim.ttl));
+        if self.doubt == Doubt::OPEN && !silent {
+            self.doubt = Doubt(now + SETTLE.min(self.claim.ttl));
         }
     }
 }

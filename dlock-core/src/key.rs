@@ -27,8 +27,11 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// `Debug`, logs and error messages show the template (`user:{user}`), not the
 /// values: those may be personal data. [`Key::as_str`] gives the whole text.
 #[derive(Clone)]
-pub struct Key {
-    text: Arc<str>,
+pub struct Key(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    text: Box<str>,
     /// The template; empty when the text itself came from code.
     template: &'static str,
     hash: u64,
@@ -63,41 +66,42 @@ impl Key {
                 "the key contains a control character; interpolate the value with key!, which escapes it".into(),
             );
         }
-        Ok(Key { text: text.into(), template, hash: hashing::of_text(text) })
+        Ok(Key(Arc::new(Inner { text: text.into(), template, hash: hashing::of_text(text) })))
     }
 
     /// The whole text, values included.
     pub fn as_str(&self) -> &str {
-        &self.text
+        &self.0.text
     }
 
     /// What may be shown to anybody: the template if values were interpolated,
     /// else the text.
     pub fn label(&self) -> &str {
-        if self.template.is_empty() { &self.text } else { self.template }
+        if self.0.template.is_empty() { &self.0.text } else { self.0.template }
     }
 
     pub(crate) fn hash(&self) -> u64 {
-        self.hash
+        self.0.hash
     }
 
     /// The same key, shown under this name to people and metrics.
     #[must_use]
     pub fn named(mut self, name: &'static str) -> Self {
-        self.template = name;
+        Arc::make_mut(&mut self.0).template = name;
         self
     }
 
     /// The template or, for a key made from a text, an empty string.
     #[cfg(feature = "metrics")]
     pub(crate) fn template(&self) -> &'static str {
-        self.template
+        self.0.template
     }
 }
 
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.text == other.text
+        Arc::ptr_eq(&self.0, &other.0)
+            || (self.0.hash == other.0.hash && self.0.text == other.0.text)
     }
 }
 impl Eq for Key {}
@@ -108,12 +112,12 @@ impl PartialOrd for Key {
 }
 impl Ord for Key {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.text.cmp(&other.text)
+        self.0.text.cmp(&other.0.text)
     }
 }
 impl std::hash::Hash for Key {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
+        state.write_u64(self.0.hash);
     }
 }
 impl fmt::Debug for Key {

@@ -48,6 +48,7 @@ mod guard;
 mod hashing;
 mod keeper;
 mod key;
+mod line;
 pub mod observe;
 mod plant;
 mod primitive;

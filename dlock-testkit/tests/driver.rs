@@ -15,7 +15,7 @@ fn remote(store: &Memory) -> (Dlock, Switch) {
         .ttl(TTL)
         .wait(Duration::from_secs(20))
         .call_timeout(Duration::from_millis(150));
-    (client.connect_lazy().unwrap(), switch)
+    (client.connect_lazy().expect("a client"), switch)
 }
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {

@@ -195,10 +195,9 @@ fn claim(key: &str, owner: u128) -> Claim {
         Holder { client: u64::MAX, name: "raw".into(), host: "raw".into(), pid: 1, tags: vec![] };
     Claim {
         key: Key::new(key).expect("a key"),
-        owner: Owner(owner),
+        owner: Owner::from_bits(owner),
         mode: Mode::Exclusive,
         ttl: TTL,
-        patience: TTL,
         queue: false,
         instead_of: None,
         tokens: 3,

@@ -33,6 +33,7 @@ use crate::claim::{
 use crate::clock::Moment;
 use crate::hashing::Map;
 use crate::key::Key;
+use crate::line::Line;
 use crate::plant::{Plant, Planted};
 
 /// A notice and whom it is for.
@@ -69,7 +70,7 @@ pub struct Queue {
 #[derive(Debug)]
 struct Lock {
     holders: SmallVec<[Held; 1]>,
-    waiters: VecDeque<Waiter>,
+    waiters: Line<Waiter>,
     /// The highest token given out.
     last: u64,
     /// The earliest end of a holder.
@@ -146,10 +147,10 @@ impl Queue {
             return Attempt::Granted(grant);
         }
         let place = lock.waiters.iter().position(|waiter| waiter.owner == claim.owner);
-        if let Some(place) = place {
-            lock.waiters[place].asked = now;
-            lock.waiters[place].sent = claim.sent;
-            lock.waiters[place].patience = claim.patience;
+        if let Some(waiter) = place.and_then(|place| lock.waiters.get_mut(place)) {
+            waiter.asked = now;
+            waiter.sent = claim.sent;
+            waiter.patience = claim.patience();
         }
         lock.settle(minting, &claim.key, out);
 
@@ -178,7 +179,7 @@ impl Queue {
                 since: now,
                 asked: now,
                 sent: claim.sent,
-                patience: claim.patience,
+                patience: claim.patience(),
                 holder: claim.holder.clone(),
             });
         }
@@ -402,7 +403,7 @@ impl Lock {
     fn new(floor: u64) -> Self {
         Lock {
             holders: SmallVec::new(),
-            waiters: VecDeque::new(),
+            waiters: Line::default(),
             last: floor,
             soonest: Moment::NEVER,
         }
