@@ -337,6 +337,11 @@ impl Queue {
         self.locks.values().chain(self.semaphores.values()).filter(|lock| lock.in_use(now)).count()
     }
 
+    /// The number of keys that are kept, in use or not.
+    pub fn keys(&self) -> usize {
+        self.locks.len() + self.semaphores.len()
+    }
+
     /// Whether this key could be taken exclusively right now.
     pub fn is_free(&self, now: Moment, key: &Key) -> bool {
         self.locks.get(key).is_none_or(|lock| lock.holders.iter().all(|held| held.expires <= now))
@@ -373,8 +378,7 @@ impl Queue {
     /// Throws out what nobody touched since it ended, whenever the number of
     /// keys has doubled: a constant cost per key.
     fn sweep(&mut self, now: Moment) {
-        let count = self.locks.len() + self.semaphores.len();
-        if count <= 2 * self.swept + 1024 {
+        if self.keys() <= 2 * self.swept + 1024 {
             return;
         }
         let floor = &mut self.floor;
@@ -387,7 +391,7 @@ impl Queue {
                 keep
             });
         }
-        self.swept = self.locks.len() + self.semaphores.len();
+        self.swept = self.keys();
     }
 }
 

@@ -1,0 +1,422 @@
+//! The machines step by step, one rule at a time: what goes in, what comes out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::backend::memory::queue::{Queue, Sent};
+use dlock_core::engine::{
+    Action, Actions, Answer, Ask, CallId, Engine, Lane, Limits, Outcome, Refusal, Request,
+    Standing, Ticket, Wait,
+};
+use dlock_core::{
+    Attempt, Claim, Error, ErrorKind, Grant, HandoverLimits, Holder, Key, LossReason, Mode, Moment,
+    Notice, Operation, Owner, Planted, Release, Released, Renewed,
+};
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn at(millis: u64) -> Moment {
+    Moment::default() + ms(millis)
+}
+
+fn holder(client: u64) -> Arc<Holder> {
+    let name = format!("client-{client}");
+    Arc::new(Holder { client, name, host: "here".into(), pid: 1, tags: Vec::new() })
+}
+
+/// A machine and what it called for last.
+struct Process {
+    machine: Engine<()>,
+    calls: Vec<(CallId, Request)>,
+    woken: Vec<Ticket>,
+    lost: Vec<LossReason>,
+}
+
+impl Process {
+    fn new() -> Self {
+        let handover = HandoverLimits { count: 2, tenure: ms(1_000) };
+        let limits = Limits { handover, waiters: 10 };
+        let machine = Engine::new(limits, [7; 32], Planted::default());
+        Process { machine, calls: Vec::new(), woken: Vec::new(), lost: Vec::new() }
+    }
+
+    fn step<T>(&mut self, step: impl FnOnce(&mut Engine<()>, &mut Actions) -> T) -> T {
+        let mut actions = Actions::new();
+        let result = step(&mut self.machine, &mut actions);
+        self.woken.clear();
+        for action in actions {
+            match action {
+                Action::Call(call, request) => self.calls.push((call, request)),
+                Action::Wake(ticket) => self.woken.push(ticket),
+                Action::Lost(_, reason) => self.lost.push(reason),
+                _ => {}
+            }
+        }
+        result
+    }
+
+    fn enqueue_with(&mut self, now: Moment, mode: Mode, wait: Wait, lane: Lane) -> Ticket {
+        let key = Key::new("k").unwrap();
+        let ask = Ask { key, mode, ttl: ms(3_000), wait, lane, max_hold: None, holder: holder(1) };
+        self.step(|machine, actions| machine.enqueue(now, ask, (), actions)).unwrap()
+    }
+
+    fn enqueue(&mut self, now: Moment) -> Ticket {
+        self.enqueue_with(now, Mode::Exclusive, Wait::Until(Moment::NEVER), Lane::Shared)
+    }
+
+    /// The only call that is under way.
+    fn call(&mut self) -> (CallId, Request) {
+        assert_eq!(self.calls.len(), 1, "{:?}", self.calls);
+        self.calls.remove(0)
+    }
+
+    fn acquire(&mut self) -> (CallId, Arc<Claim>) {
+        match self.call() {
+            (call, Request::Acquire(claim)) => (call, claim),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn answer(&mut self, now: Moment, call: CallId, answer: Answer) {
+        self.step(|machine, actions| machine.reply(now, call, answer, actions));
+    }
+
+    fn granted(&mut self, now: Moment, call: CallId, first: u64, count: u32) {
+        let grant = Grant { first, count };
+        self.answer(now, call, Answer::Acquire(Ok(Attempt::Granted(grant))));
+    }
+
+    fn queued(&mut self, now: Moment, call: CallId) {
+        let queued = Attempt::Queued { holder: Some(holder(2)), free_in: None };
+        self.answer(now, call, Answer::Acquire(Ok(queued)));
+    }
+
+    fn tick(&mut self, now: Moment) {
+        self.step(|machine, actions| machine.tick(now, actions));
+    }
+
+    fn token(&mut self, ticket: Ticket) -> u64 {
+        match self.machine.outcome(ticket) {
+            Outcome::Admitted { token, .. } => token,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn waits(&mut self, ticket: Ticket) -> bool {
+        matches!(self.machine.outcome(ticket), Outcome::Waiting)
+    }
+
+    fn forget(&mut self, now: Moment, ticket: Ticket) {
+        self.step(|machine, actions| machine.forget(now, ticket, actions));
+    }
+
+    fn held_until(&self, now: Moment, ticket: Ticket) -> Moment {
+        match self.machine.standing(now, ticket) {
+            Standing::Held { until, .. } => until,
+            Standing::Lost(reason) => panic!("{reason}"),
+        }
+    }
+}
+
+fn unanswered(operation: Operation) -> Error {
+    Error::new(ErrorKind::Unknown, operation)
+}
+
+/// Rule 3: from before the request was sent, minus the margin, whatever the
+/// answer's way took.
+#[test]
+fn a_deadline_counts_from_the_sending() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(1_000));
+    let (call, _) = process.acquire();
+    process.granted(at(1_900), call, 10, 5);
+    assert_eq!(process.token(ticket), 10);
+    assert_eq!(process.held_until(at(1_900), ticket), at(1_000 + 3_000 - 60));
+    // A third later it is renewed, counted from that sending.
+    process.tick(at(2_000));
+    let (call, request) = process.call();
+    assert!(matches!(request, Request::Renew(_)));
+    process.answer(at(2_800), call, Answer::Renew(Ok(Renewed::Held { others_wait: false })));
+    assert_eq!(process.held_until(at(2_800), ticket), at(2_000 + 3_000 - 60));
+}
+
+/// An answer that comes when the term is over is no grant.
+#[test]
+fn a_late_grant_is_asked_for_again() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, first) = process.acquire();
+    process.granted(at(2_950), call, 10, 5);
+    assert!(process.waits(ticket));
+    let (_, again) = process.acquire();
+    assert_eq!(first.owner, again.owner, "the same claim, so the same grant");
+}
+
+/// Rule 3, row 22: a hand-over counts from the asking that its notice names.
+#[test]
+fn a_stalled_handover_is_not_believed() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, claim) = process.acquire();
+    process.queued(at(1), call);
+    let grant = Grant { first: 50, count: 5 };
+    let stale = Notice::Granted { grant, sent: claim.sent };
+    process.step(|machine, actions| machine.notice(at(2_950), claim.owner, stale, actions));
+    assert!(process.waits(ticket), "its three seconds were over");
+    let (call, _) = process.acquire();
+    process.queued(at(2_960), call);
+    let fresh = Notice::Granted { grant, sent: at(2_950) };
+    process.step(|machine, actions| machine.notice(at(3_000), claim.owner, fresh, actions));
+    assert_eq!(process.token(ticket), 50);
+    assert_eq!(process.held_until(at(3_000), ticket), at(2_950 + 3_000 - 60));
+    assert!(matches!(process.call().1, Request::Renew(_)), "and confirmed at once");
+}
+
+/// Rule 6, row 21: no release while the acquire is unanswered.
+#[test]
+fn a_release_does_not_overtake_its_acquire() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, claim) = process.acquire();
+    process.forget(at(5), ticket);
+    assert!(process.calls.is_empty(), "nothing is sent yet");
+    process.granted(at(20), call, 10, 5);
+    let (call, request) = process.call();
+    let Request::Release(released, Release::Now) = request else { panic!("{request:?}") };
+    assert_eq!(released.owner, claim.owner);
+    process.answer(at(21), call, Answer::Release(Ok(Released::Released)));
+    assert!(process.machine.is_idle());
+}
+
+/// Rule 6: an acquire that was never answered may still arrive, so the release
+/// is repeated until it cannot.
+#[test]
+fn a_doubtful_acquire_is_released_twice() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, _) = process.acquire();
+    process.forget(at(5), ticket);
+    process.answer(at(500), call, Answer::Acquire(Err(unanswered(Operation::Acquire))));
+    let (call, _) = process.call();
+    process.answer(at(510), call, Answer::Release(Ok(Released::AlreadyLost)));
+    assert!(!process.machine.is_idle(), "the acquire may come yet");
+    process.tick(at(1_400));
+    assert!(process.calls.is_empty());
+    process.tick(at(1_520));
+    let (call, request) = process.call();
+    assert!(matches!(request, Request::Release(..)));
+    process.answer(at(1_530), call, Answer::Release(Ok(Released::Released)));
+    assert!(process.machine.is_idle());
+}
+
+/// Row 2: tried again until the deadline, held again when it succeeds; and told
+/// at the deadline when it does not.
+#[test]
+fn renewals_are_tried_until_the_deadline() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, _) = process.acquire();
+    process.granted(at(1), call, 10, 5);
+    let mut now = 1_000;
+    let mut tries = 0;
+    while process.lost.is_empty() {
+        process.tick(at(now));
+        for (call, request) in std::mem::take(&mut process.calls) {
+            if let Request::Renew(_) = request {
+                tries += 1;
+                process.answer(at(now), call, Answer::Renew(Err(unanswered(Operation::Renew))));
+                assert!(matches!(
+                    process.machine.standing(at(now), ticket),
+                    Standing::Held { certain: false, .. }
+                ));
+            }
+        }
+        now += 10;
+    }
+    assert_eq!(process.lost, [LossReason::Deadline]);
+    assert!((2_940..=2_960).contains(&now), "lost at {now}");
+    assert!((5..20).contains(&tries), "{tries} tries: neither given up nor a busy loop");
+    assert_eq!(process.machine.standing(at(now), ticket), Standing::Lost(LossReason::Deadline));
+}
+
+/// Rule 2: each hand-over has a token of its own; after the limit one call gives
+/// the lease up and asks anew.
+#[test]
+fn handovers_use_up_the_grant() {
+    let mut process = Process::new();
+    let tickets: Vec<Ticket> = (0..5).map(|_| process.enqueue(at(0))).collect();
+    let (call, first) = process.acquire();
+    process.granted(at(1), call, 100, first.tokens);
+    for (n, ticket) in tickets.iter().enumerate().take(3) {
+        assert_eq!(process.token(*ticket), 100 + n as u64);
+        assert!(process.calls.is_empty(), "no network");
+        process.forget(at(2), *ticket);
+    }
+    let (call, second) = process.acquire();
+    assert_eq!(second.instead_of, Some(first.owner));
+    assert_ne!(second.owner, first.owner);
+    process.granted(at(3), call, 200, second.tokens);
+    assert_eq!(process.token(tickets[3]), 200);
+}
+
+/// A lease that is not certain, or half over, is not handed on.
+#[test]
+fn an_unfit_lease_is_not_handed_over() {
+    for late in [false, true] {
+        let mut process = Process::new();
+        let (one, two) = (process.enqueue(at(0)), process.enqueue(at(0)));
+        let (call, claim) = process.acquire();
+        process.granted(at(1), call, 100, claim.tokens);
+        let mut now = 500;
+        if !late {
+            process.tick(at(1_000));
+            let (call, _) = process.call();
+            process.answer(at(1_001), call, Answer::Renew(Err(unanswered(Operation::Renew))));
+            now = 1_002;
+        }
+        // The tenancy's limit is a second, so a late one is told by its age too.
+        process.forget(at(if late { 1_600 } else { now }), one);
+        assert!(process.waits(two));
+        let (_, again) = process.acquire();
+        assert_eq!(again.instead_of, Some(claim.owner));
+    }
+}
+
+/// Rule 9: while it waits it looks again about once a second.
+#[test]
+fn a_waiter_looks_again() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, claim) = process.acquire();
+    process.queued(at(1), call);
+    let due = process.machine.next_due();
+    assert!(due > at(500) && due <= at(1_001), "{due:?}");
+    process.tick(due);
+    let (call, again) = process.acquire();
+    assert_eq!(again.owner, claim.owner);
+    process.granted(due, call, 7, 3);
+    assert_eq!(process.token(ticket), 7);
+}
+
+/// Attempts are answered; who waits is not refused with them.
+#[test]
+fn attempts_do_not_wait() {
+    let mut process = Process::new();
+    let attempt = process.enqueue_with(at(0), Mode::Exclusive, Wait::Try, Lane::Shared);
+    let (call, claim) = process.acquire();
+    assert!(!claim.queue);
+    let waiter = process.enqueue(at(0));
+    process.answer(at(1), call, Answer::Acquire(Ok(Attempt::Busy { holder: Some(holder(2)) })));
+    let (call, again) = process.acquire();
+    assert!(again.queue && again.owner == claim.owner, "the same claim, now waiting");
+    process.queued(at(2), call);
+    let Outcome::Refused(Refusal::Busy(Some(by))) = process.machine.outcome(attempt) else {
+        panic!("the attempt is answered")
+    };
+    assert_eq!(by.name, "client-2");
+    assert!(process.waits(waiter));
+}
+
+/// Row 24: readers join each other until somebody waits elsewhere.
+#[test]
+fn readers_stop_joining_when_others_wait() {
+    let mut process = Process::new();
+    let read = |process: &mut Process, now| {
+        process.enqueue_with(at(now), Mode::Shared, Wait::Until(Moment::NEVER), Lane::Shared)
+    };
+    let one = read(&mut process, 0);
+    let (call, claim) = process.acquire();
+    process.granted(at(1), call, 100, claim.tokens);
+    let two = read(&mut process, 2);
+    assert_eq!(process.token(one), process.token(two), "local readers share a claim");
+    process.tick(at(1_000));
+    let (call, _) = process.call();
+    process.answer(at(1_001), call, Answer::Renew(Ok(Renewed::Held { others_wait: true })));
+    let three = read(&mut process, 1_002);
+    assert!(process.waits(three));
+    process.forget(at(1_003), one);
+    process.forget(at(1_003), two);
+    let (_, again) = process.acquire();
+    assert_eq!(again.instead_of, Some(claim.owner), "behind whoever waits");
+}
+
+// -- the server -------------------------------------------------------------
+
+fn claim(owner: u128, client: u64, mode: Mode) -> Claim {
+    Claim {
+        key: Key::new("k").unwrap(),
+        owner: Owner::from_bits(owner),
+        mode,
+        ttl: ms(3_000),
+        queue: true,
+        instead_of: None,
+        tokens: 3,
+        holder: holder(client),
+        sent: Moment::default(),
+    }
+}
+
+fn owners(sent: &[Sent]) -> Vec<u128> {
+    sent.iter().map(|sent| sent.owner.bits()).collect()
+}
+
+/// Rows 18 and 23 in small: dead waiters go all at once, readers at the head
+/// come in together, and only the chosen are told.
+#[test]
+fn the_first_live_waiters_are_chosen() {
+    let mut queue = Queue::new(0, Planted::default());
+    let mut sent = Vec::new();
+    let writer = claim(1, 1, Mode::Exclusive);
+    assert!(matches!(queue.acquire(at(0), &writer, &mut sent), Attempt::Granted(_)));
+    for dead in 10..20 {
+        queue.acquire(at(0), &claim(dead, 2, Mode::Exclusive), &mut sent);
+    }
+    for reader in [30, 31] {
+        queue.acquire(at(2_900), &claim(reader, 3, Mode::Shared), &mut sent);
+    }
+    queue.acquire(at(2_900), &claim(40, 4, Mode::Exclusive), &mut sent);
+    queue.acquire(at(2_900), &claim(32, 3, Mode::Shared), &mut sent);
+    assert!(sent.is_empty());
+    assert!(matches!(
+        queue.renew(at(2_950), &writer, &mut sent),
+        Renewed::Held { others_wait: true }
+    ));
+    let released = queue.release(at(3_100), &writer, Release::Now, &mut sent);
+    assert_eq!(released, Released::Released);
+    assert_eq!(owners(&sent), [30, 31], "the writer in between is not overtaken");
+}
+
+/// Rule 2: tokens rise although the store forgot everything.
+#[test]
+fn tokens_rise_over_a_restart_without_data() {
+    let first_token = |queue: &mut Queue, now| match queue.acquire(
+        now,
+        &claim(1, 1, Mode::Exclusive),
+        &mut Vec::new(),
+    ) {
+        Attempt::Granted(grant) => grant.first + u64::from(grant.count) - 1,
+        other => panic!("{other:?}"),
+    };
+    let before = first_token(&mut Queue::new(1_000_000, Planted::default()), at(100));
+    let after = first_token(&mut Queue::new(1_000_000, Planted::default()), at(1_100));
+    assert!(after > before);
+    assert!(after < 1 << 53);
+}
+
+/// What ended is thrown out although nobody asks for it again.
+#[test]
+fn what_nobody_touches_is_swept() {
+    let mut queue = Queue::new(0, Planted::default());
+    for n in 0..10_000_u64 {
+        let claim = Claim {
+            key: Key::new(format!("job:{n}")).unwrap(),
+            ..claim(u128::from(n), 1, Mode::Exclusive)
+        };
+        queue.acquire(at(n * 100), &claim, &mut Vec::new());
+    }
+    assert!(queue.in_use(at(1_000_000)) <= 30);
+    assert!(queue.keys() < 3_000, "{} keys are kept", queue.keys());
+}
