@@ -314,7 +314,13 @@ impl<W> Engine<W> {
         }
         let gate = match ask.lane {
             Lane::Shared => match self.shared.get(&ask.key) {
-                Some(gate) => *gate,
+                Some(gate) => {
+                    let room = &mut self.rooms[*gate];
+                    if room.gate.is_unused() && !room.key.is_same(&ask.key) {
+                        room.key = ask.key.clone(); // it may be shown under another name now
+                    }
+                    *gate
+                }
                 None => {
                     let gate = self.open_room(Gate::new(), &ask, Kind::Shared);
                     self.shared.insert(ask.key.clone(), gate);

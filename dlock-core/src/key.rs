@@ -80,6 +80,11 @@ impl Key {
         if self.0.template.is_empty() { &self.0.text } else { self.0.template }
     }
 
+    /// Whether this is the very same key, shown under the same name.
+    pub(crate) fn is_same(&self, other: &Key) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(crate) fn hash(&self) -> u64 {
         self.0.hash
     }
@@ -100,8 +105,7 @@ impl Key {
 
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-            || (self.0.hash == other.0.hash && self.0.text == other.0.text)
+        self.is_same(other) || (self.0.hash == other.0.hash && self.0.text == other.0.text)
     }
 }
 impl Eq for Key {}

@@ -1,8 +1,12 @@
 //! The conformance suite on the embedded backend.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dlock_core::backend::memory::Memory;
+use dlock_core::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
+use dlock_core::{Attempt, Claim, Grant, Holder, Key, Release, Released, Renewed, Result};
 use dlock_testkit::Faulty;
 use dlock_testkit::conformance::Suite;
 
@@ -25,4 +29,53 @@ async fn embedded_on_several_threads() {
 async fn behind_the_driver() {
     let store = Memory::new();
     Suite::new(move || Faulty::remote(store.another(), Duration::from_micros(200)).0).run().await;
+}
+
+/// A suite that passes everything would prove nothing: a backend that grants
+/// whatever is asked for must fail it.
+#[test]
+fn a_backend_that_always_grants_fails() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let store = Memory::new();
+        let suite = Suite::new(move || Careless(store.another()));
+        runtime.block_on(suite.run());
+    }));
+    let said = tried.expect_err("it must fail");
+    let said = said.downcast_ref::<String>().expect("a message");
+    assert!(said.contains("entered beside"), "{said}");
+}
+
+struct Careless(Memory);
+
+impl Backend for Careless {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+    fn open(&self, client: u64, listener: Weak<dyn Listener>) {
+        self.0.open(client, listener);
+    }
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Attempt>> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let first = NEXT.fetch_add(100, Ordering::Relaxed);
+        Call::answered(Ok(Attempt::Granted(Grant { first, count: claim.tokens })))
+    }
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<Renewed>>> {
+        Call::answered(leases.iter().map(|_| Ok(Renewed::Held { others_wait: false })).collect())
+    }
+    fn release<'a>(&'a self, _: &'a Claim, _: Release) -> Call<'a, Result<Released>> {
+        Call::answered(Ok(Released::Released))
+    }
+    fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
+        self.0.inspect(key)
+    }
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>> {
+        self.0.list(prefix, cursor)
+    }
+    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
+        self.0.break_lock(key, by)
+    }
+    fn ping(&self) -> Call<'_, Result<()>> {
+        self.0.ping()
+    }
 }

@@ -1,0 +1,104 @@
+//! What metrics and traces show. In a process of its own: recorders and
+//! subscribers are global.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dlock_core::{Dlock, key};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+
+/// Events as `target message field=value ...`.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl<S: tracing::Subscriber> Layer<S> for Lines {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        struct Words(String, String);
+        impl Visit for Words {
+            fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                } else {
+                    self.1.push_str(&format!(" {}={value:?}", field.name()));
+                }
+            }
+        }
+        let mut words = Words(String::new(), String::new());
+        event.record(&mut words);
+        let line = format!("{} {}{}", event.metadata().target(), words.0, words.1);
+        self.0.lock().unwrap().push(line);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn metrics_and_traces() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    recorder.install().unwrap();
+    let lines = Lines::default();
+    tracing::subscriber::set_global_default(tracing_subscriber::registry().with(lines.clone()))
+        .unwrap();
+
+    let dlock = Dlock::connect("memory://observe?ttl=3s").await.unwrap();
+    let other = Dlock::connect("memory://observe?client_name=operator").await.unwrap();
+    let email = "secret@example.org";
+    let lock = dlock.mutex(key!("user:{email}"));
+    let guard = lock.lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move {
+            let guard = lock.lock().await.unwrap();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            drop(guard);
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    assert!(lock.try_lock().await.unwrap().is_none());
+    drop(guard);
+    waiting.await.unwrap();
+    let guard = lock.clone().name("profile").lock().await.unwrap();
+    assert_eq!(other.break_lock("user:secret@example.org").await.unwrap(), 1);
+    drop(guard);
+
+    let mut counted = Vec::new();
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let (_, key) = key.into_parts();
+        let labels: Vec<String> =
+            key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let value = match value {
+            DebugValue::Counter(count) => count.to_string(),
+            DebugValue::Histogram(values) => format!("{} values", values.len()),
+            DebugValue::Gauge(_) => unreachable!("no gauges"),
+        };
+        counted.push(format!("{} {} {value}", key.name(), labels.join(" ")));
+    }
+    let counted = counted.join("\n");
+    for line in [
+        "dlock_acquired_total lock=user:{email} 2",
+        "dlock_acquired_total lock=profile 1",
+        "dlock_handed_over_total lock=user:{email} 1",
+        "dlock_waited_total lock=user:{email} 1",
+        "dlock_refused_total lock=user:{email} kind=TimedOut 1",
+        "dlock_renewed_total lock=user:{email}",
+        "dlock_lost_total lock=profile 1",
+        "dlock_wait_seconds lock=user:{email} 2 values",
+        "dlock_hold_seconds lock=user:{email} 2 values",
+    ] {
+        assert!(counted.contains(line), "{line} is not in\n{counted}");
+    }
+    let traced = lines.0.lock().unwrap().join("\n");
+    for line in [
+        "dlock::lock acquired key=\"user:{email}\" token=",
+        "handed_over=true",
+        "dlock::lock refused key=\"user:{email}\" error=",
+        "dlock::lock released key=\"user:{email}\" held_us=",
+        "dlock::lease renewed key=\"user:{email}\"",
+        "dlock::lease lost key=\"profile\" reason=it was broken by operator",
+    ] {
+        assert!(traced.contains(line), "{line} is not in\n{traced}");
+    }
+    assert!(!counted.contains("secret") && !traced.contains("secret"), "no values of keys");
+}
