@@ -83,3 +83,12 @@ pub use dlock_macros::key;
 pub mod __private {
     pub use crate::key::KeyWriter;
 }
+
+/// The examples of the README and of `docs/` compile and run.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../docs/fencing.md")]
+    struct Fencing;
+}
