@@ -15,166 +15,30 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::hash_map::EntryRef;
 use slotmap::SlotMap;
-use smallvec::SmallVec;
 
 use crate::claim::{Holder, LossReason, Mode, Notice, Owner, Release, Released};
 use crate::clock::{Moment, nanos};
-use crate::error::{Error, Result};
-use crate::gate::{Gate, HandoverLimits, Step, View, Waiting};
+use crate::error::Result;
+use crate::gate::{Gate, Waiting};
 use crate::hashing::Map;
 pub use crate::keeper::{Answer, CallId, Request};
-use crate::keeper::{Keeper, Said, TenureId, Wish};
+use crate::keeper::{Keeper, TenureId};
 use crate::key::Key;
 use crate::plant::{Plant, Planted};
 use crate::timers::Timers;
+
+mod rooms;
+mod words;
+
+use self::rooms::{Kind, Room};
+pub use self::words::{Action, Actions, Ask, Lane, Limits, Outcome, Refusal, Seen, Standing, Wait};
 
 slotmap::new_key_type! {
     /// One task's interest in one key.
     pub struct Ticket;
     /// A gate.
     pub struct GateId;
-}
-
-/// Something to do.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Action {
-    /// Call the backend and bring the answer.
-    Call(CallId, Request),
-    /// Something changed for this ticket.
-    Wake(Ticket),
-    /// A lease was renewed.
-    Renewed(Key),
-    /// A renewal failed.
-    Uncertain(Key, Error),
-    /// A lease was lost.
-    Lost(Key, LossReason),
-}
-
-/// Things to do, in this order.
-pub type Actions = SmallVec<[Action; 2]>;
-
-/// Limits of one process.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// How far a lease is passed on locally.
-    pub handover: HandoverLimits,
-    /// How many tasks may wait for one key.
-    pub waiters: usize,
-}
-
-/// What a task asks for.
-#[derive(Clone, Debug)]
-pub struct Ask {
-    /// On what.
-    pub key: Key,
-    /// What for.
-    pub mode: Mode,
-    /// How long the lease lasts unless renewed.
-    pub ttl: Duration,
-    /// How long to wait.
-    pub wait: Wait,
-    /// Which way.
-    pub lane: Lane,
-    /// How long it may be held.
-    pub max_hold: Option<Duration>,
-    /// Who asks.
-    pub holder: Arc<Holder>,
-}
-
-/// How long to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Answer at once.
-    Try,
-    /// Until then.
-    Until(Moment),
-    /// For this long.
-    For(Duration),
-}
-
-/// Which way a claim goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
-    /// With the other tasks of this process.
-    Shared,
-    /// As a claim of its own: its place is decided at the backend.
-    Own,
-    /// Nested in what this ticket holds.
-    Inside(Ticket),
-}
-
-/// Why a ticket was not admitted.
-#[derive(Clone, Debug)]
-pub enum Refusal {
-    /// Held by somebody else.
-    Busy(Option<Arc<Holder>>),
-    /// Still held by somebody else, or still not to be reached, when the wait was over.
-    TimedOut {
-        /// By whom, if known.
-        holder: Option<Arc<Holder>>,
-        /// What kept the backend from answering, if it did.
-        trouble: Option<Error>,
-    },
-    /// The backend refused.
-    Failed(Error),
-    /// The lock it was nested in was lost.
-    Lost,
-    /// Too many wait already.
-    Overloaded,
-    /// The client is shutting down.
-    ShuttingDown,
-}
-
-/// What became of a ticket.
-#[derive(Clone, Debug)]
-pub enum Outcome {
-    /// Not decided yet.
-    Waiting,
-    /// In.
-    Admitted {
-        /// The fencing token; zero for permits.
-        token: u64,
-        /// Whether it came from another task of this process.
-        handed_over: bool,
-        /// How long it took.
-        waited: Duration,
-        /// Since when.
-        since: Moment,
-    },
-    /// Out; the ticket is void.
-    Refused(Refusal),
-}
-
-/// How an admitted ticket stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Held until then at least, and renewed.
-    Held {
-        /// The deadline.
-        until: Moment,
-        /// Whether the last renewal was answered.
-        certain: bool,
-    },
-    /// No longer.
-    Lost(LossReason),
-}
-
-/// A ticket as `local_state` shows it.
-#[derive(Clone, Debug)]
-pub struct Seen {
-    /// On what.
-    pub key: Key,
-    /// What for.
-    pub mode: Mode,
-    /// Since when it waits or holds.
-    pub since: Moment,
-    /// `None` while it waits.
-    pub standing: Option<(u64, Standing)>,
-    /// Who.
-    pub holder: Arc<Holder>,
 }
 
 struct Entry<W> {
@@ -215,45 +79,6 @@ enum Phase {
     },
     Releasing,
     Released(Result<Released>),
-}
-
-/// A gate and what belongs to it.
-struct Room {
-    gate: Gate,
-    key: Key,
-    kind: Kind,
-    news: Option<Box<News>>,
-}
-
-/// What the backend last said while somebody waited.
-enum News {
-    /// Who is in the way.
-    HeldBy(Arc<Holder>),
-    /// What keeps it from answering.
-    Trouble(Error),
-}
-
-impl Room {
-    fn in_the_way(&self) -> Option<Arc<Holder>> {
-        match self.news.as_deref() {
-            Some(News::HeldBy(holder)) => Some(holder.clone()),
-            _ => None,
-        }
-    }
-
-    fn trouble(&self) -> Option<Error> {
-        match self.news.as_deref() {
-            Some(News::Trouble(error)) => Some(error.clone()),
-            _ => None,
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Shared,
-    Own,
-    Inside { root: GateId, parent: Ticket },
 }
 
 /// The machine of one process, or of a part of its keys.
@@ -370,40 +195,6 @@ impl<W> Engine<W> {
         self.settle(now, gate, &mut None, out);
         self.set_alarm(gate, deadline);
         Ok(ticket)
-    }
-
-    fn gate_inside(&mut self, parent: Ticket, ask: &Ask) -> Option<GateId> {
-        let entry = self.tickets.get(parent)?;
-        let Phase::Admitted { token, .. } = entry.phase else { return None };
-        if let Some(nested) = entry.nested {
-            return Some(nested);
-        }
-        let root = match self.rooms.get(entry.gate)?.kind {
-            Kind::Inside { root, .. } => root,
-            _ => entry.gate,
-        };
-        let gate = self.open_room(Gate::inside(token), ask, Kind::Inside { root, parent });
-        self.tickets[parent].nested = Some(gate);
-        Some(gate)
-    }
-
-    fn open_room(&mut self, gate: Gate, ask: &Ask, kind: Kind) -> GateId {
-        let key = ask.key.clone();
-        self.rooms.insert(Room { gate, key, kind, news: None })
-    }
-
-    fn set_alarm(&mut self, id: GateId, deadline: Moment) {
-        if let Some(room) = self.rooms.get_mut(id)
-            && deadline < room.gate.alarm
-            && room.gate.earliest_deadline() < Moment::NEVER
-        {
-            room.gate.alarm = deadline;
-            self.waits.set(deadline, id);
-            let rooms = &self.rooms;
-            self.waits.tidy(self.waiting, |at, gate| {
-                rooms.get(gate).is_some_and(|room| room.gate.alarm == at)
-            });
-        }
     }
 
     /// What became of a ticket. A refused one is void afterwards.
@@ -618,27 +409,6 @@ impl<W> Engine<W> {
         self.keeper.next_due().min(self.waits.next()).min(self.holds.next())
     }
 
-    fn wait_over(&mut self, now: Moment, id: GateId, at: Moment, out: &mut Actions) {
-        let Some(room) = self.rooms.get_mut(id).filter(|room| room.gate.alarm == at) else {
-            return;
-        };
-        room.gate.alarm = Moment::NEVER;
-        // Of a lock that a task of this very process holds, that task is in the way.
-        let tenant = room.gate.tenants().first().copied();
-        let holder = match tenant.and_then(|tenant| self.tickets.get(tenant)) {
-            Some(tenant) => Some(tenant.holder.clone()),
-            None => room.in_the_way(),
-        };
-        let trouble = room.trouble();
-        while let Some(ticket) = self.rooms.get_mut(id).and_then(|room| room.gate.overdue(now)) {
-            let refusal = Refusal::TimedOut { holder: holder.clone(), trouble: trouble.clone() };
-            self.refuse(id, ticket, refusal, out);
-        }
-        let next = self.rooms[id].gate.earliest_deadline();
-        self.set_alarm(id, next);
-        self.settle(now, id, &mut None, out);
-    }
-
     /// Takes no new claims; who waits is refused.
     pub fn close(&mut self, now: Moment, out: &mut Actions) {
         self.closed = true;
@@ -704,220 +474,6 @@ impl<W> Engine<W> {
     /// Whether nothing is owed to the backend.
     pub fn owes_nothing(&self) -> bool {
         self.keeper.is_empty()
-    }
-
-    /// A claim says something to its gate.
-    fn heard(&mut self, now: Moment, tenure: TenureId, id: GateId, said: Said, out: &mut Actions) {
-        if let Said::Released { reply_to, outcome } = said {
-            if let Some(ticket) = reply_to {
-                self.set_released(ticket, outcome, out);
-            }
-            return;
-        }
-        let Some(room) = self.rooms.get_mut(id) else { return };
-        match said {
-            Said::Granted(grant) => {
-                if room.gate.tenure() == Some(tenure)
-                    && let Some((mode, ttl)) = self.keeper.mode_and_ttl(tenure)
-                {
-                    room.news = None;
-                    room.gate.granted(now, mode, ttl, grant);
-                }
-            }
-            Said::Queued(holder) => {
-                room.news = holder.map(|holder| Box::new(News::HeldBy(holder)));
-                room.gate.queued();
-            }
-            Said::Busy(holder) => {
-                room.gate.ended();
-                while let Some(ticket) = self.rooms[id].gate.dismiss_attempt() {
-                    self.refuse(id, ticket, Refusal::Busy(holder.clone()), out);
-                }
-            }
-            Said::Trouble(error) => {
-                while let Some(ticket) = self.rooms[id].gate.dismiss_attempt() {
-                    self.refuse(id, ticket, Refusal::Failed(error.clone()), out);
-                }
-                self.rooms[id].news = Some(Box::new(News::Trouble(error)));
-            }
-            Said::Failed(error) => {
-                room.gate.ended();
-                self.refuse_all(id, &Refusal::Failed(error), out);
-            }
-            Said::Renewed { others_wait } => {
-                if others_wait {
-                    room.gate.others_wait();
-                }
-                out.push(Action::Renewed(room.key.clone()));
-            }
-            Said::Uncertain(error) => out.push(Action::Uncertain(room.key.clone(), error)),
-            Said::Lost(reason) => self.lost(id, tenure, reason, out),
-            Said::Released { .. } => {}
-        }
-        self.settle(now, id, &mut None, out);
-    }
-
-    fn lost(&mut self, id: GateId, tenure: TenureId, reason: LossReason, out: &mut Actions) {
-        let Some(room) = self.rooms.get_mut(id).filter(|room| room.gate.tenure() == Some(tenure))
-        else {
-            return;
-        };
-        let key = room.key.clone();
-        out.push(Action::Lost(key, reason.clone()));
-        for ticket in room.gate.ended() {
-            let Some(entry) = self.tickets.get_mut(ticket) else { continue };
-            let nested = entry.nested.take();
-            if let Phase::Admitted { token, revoked, .. } = &mut entry.phase {
-                let reason = revoked.take().map_or_else(|| reason.clone(), |revoked| *revoked);
-                entry.phase = Phase::Lost { token: *token, reason };
-                out.push(Action::Wake(ticket));
-            }
-            if let Some(nested) = nested {
-                self.refuse_all(nested, &Refusal::Lost, out);
-                self.rooms.remove(nested);
-            }
-        }
-    }
-
-    fn refuse_all(&mut self, id: GateId, refusal: &Refusal, out: &mut Actions) {
-        while let Some(ticket) = self.rooms.get_mut(id).and_then(|room| room.gate.dismiss()) {
-            self.refuse(id, ticket, refusal.clone(), out);
-        }
-    }
-
-    fn refuse(&mut self, id: GateId, ticket: Ticket, refusal: Refusal, out: &mut Actions) {
-        self.no_longer_waits(id);
-        if let Some(entry) = self.tickets.get_mut(ticket) {
-            entry.phase = Phase::Refused(refusal);
-            out.push(Action::Wake(ticket));
-        }
-    }
-
-    fn no_longer_waits(&mut self, id: GateId) {
-        self.waiting -= 1;
-        let Some(room) = self.rooms.get_mut(id) else { return };
-        if room.gate.waiting() == 0 {
-            room.gate.alarm = Moment::NEVER;
-        }
-        if room.kind == Kind::Own
-            && let EntryRef::Occupied(mut waiting) = self.apart.entry_ref(&room.key)
-        {
-            *waiting.get_mut() -= 1;
-            if *waiting.get() == 0 {
-                waiting.remove();
-            }
-        }
-    }
-
-    /// Lets a gate do what it can.
-    fn settle(
-        &mut self,
-        now: Moment,
-        id: GateId,
-        reply_to: &mut Option<Ticket>,
-        out: &mut Actions,
-    ) {
-        while let Some(room) = self.rooms.get_mut(id) {
-            let keeper = &self.keeper;
-            let fit = |tenure| keeper.is_fit(now, tenure);
-            let view = View { now, fit, limits: self.limits.handover, planted: self.planted };
-            match room.gate.next(view) {
-                Some(Step::Admit { ticket, token, handed_over }) => {
-                    self.admit(now, id, ticket, token, handed_over, out);
-                }
-                Some(Step::RefuseBusy { ticket }) => {
-                    let refusal = Refusal::Busy(room.in_the_way());
-                    self.refuse(id, ticket, refusal, out);
-                }
-                Some(Step::Ask { first, ttl, queue, tokens, instead_of }) => {
-                    let entry = &self.tickets[first];
-                    let wish = Wish {
-                        gate: id,
-                        key: room.key.clone(),
-                        mode: entry.mode,
-                        ttl: Duration::from_nanos(ttl),
-                        queue,
-                        tokens,
-                        holder: entry.holder.clone(),
-                        instead_of,
-                    };
-                    let tenure = self.keeper.ask(now, wish, out);
-                    room.gate.asked(tenure);
-                    break;
-                }
-                Some(Step::Leave { tenure }) => {
-                    let ticket = reply_to.take();
-                    self.keeper.leave(now, tenure, Release::Now, ticket, out);
-                }
-                None => break,
-            }
-        }
-        self.close_room_if_unused(id);
-    }
-
-    fn admit(
-        &mut self,
-        now: Moment,
-        id: GateId,
-        ticket: Ticket,
-        token: u64,
-        handed_over: bool,
-        out: &mut Actions,
-    ) {
-        self.no_longer_waits(id);
-        let room = &self.rooms[id];
-        let (tenure, root) = match room.kind {
-            Kind::Inside { root, .. } => {
-                (self.rooms.get(root).and_then(|room| room.gate.tenure()), Some(root))
-            }
-            _ => (room.gate.tenure(), None),
-        };
-        let (Some(tenure), Some(entry)) = (tenure, self.tickets.get_mut(ticket)) else { return };
-        let asked = std::mem::replace(&mut entry.since, now);
-        entry.phase = Phase::Admitted { tenure, token, handed_over, asked, revoked: None };
-        out.push(Action::Wake(ticket));
-        let ends = entry.ends();
-        if ends < Moment::NEVER {
-            self.holds.set(ends, ticket);
-            let tickets = &self.tickets;
-            self.holds.tidy(tickets.len(), |_, ticket| tickets.contains_key(ticket));
-        }
-        if let Some(room) = root.and_then(|root| self.rooms.get_mut(root)) {
-            room.gate.add_nested_tenant(ticket);
-        }
-    }
-
-    fn close_room_if_unused(&mut self, id: GateId) {
-        let Some(room) = self.rooms.get_mut(id).filter(|room| room.gate.is_unused()) else {
-            return;
-        };
-        match room.kind {
-            Kind::Own => {}
-            Kind::Inside { parent, .. } => {
-                if let Some(parent) = self.tickets.get_mut(parent) {
-                    parent.nested = None;
-                }
-            }
-            Kind::Shared => {
-                room.gate.alarm = Moment::NEVER;
-                room.news = None;
-                if self.unused != Some(id) {
-                    self.close_unused();
-                    self.unused = Some(id);
-                }
-                return;
-            }
-        }
-        self.rooms.remove(id);
-    }
-
-    fn close_unused(&mut self) {
-        let Some(id) = self.unused.take() else { return };
-        if self.rooms.get(id).is_some_and(|room| room.gate.is_unused())
-            && let Some(room) = self.rooms.remove(id)
-        {
-            self.shared.remove(&room.key);
-        }
     }
 }
 

@@ -33,7 +33,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use slotmap::SlotMap;
 
 use crate::claim::{
-    Attempt, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, Release, Released, Renewed,
+    Attempt, Claim, Grant, Holder, LossReason, Mode, Owner, Release, Released, Renewed,
 };
 use crate::clock::{Moment, nanos};
 use crate::engine::{Action, Actions, GateId, Ticket};
@@ -42,6 +42,11 @@ use crate::hashing::Map;
 use crate::key::Key;
 use crate::plant::{Plant, Planted};
 use crate::timers::Timers;
+
+mod answers;
+mod tenure;
+
+use self::tenure::{Doubt, Flight, Phase, Tenure};
 
 slotmap::new_key_type! {
     /// A claim from the first asking to the last release.
@@ -106,49 +111,6 @@ pub(crate) struct Wish {
     pub(crate) tokens: u32,
     pub(crate) holder: Arc<Holder>,
     pub(crate) instead_of: Option<TenureId>,
-}
-
-#[derive(Debug)]
-struct Tenure {
-    claim: Arc<Claim>,
-    gate: GateId,
-    phase: Phase,
-    flight: Option<Flight>,
-    seq: u32,
-    deadline: Moment,
-    /// How long the lease lasts from the request that `deadline` counts from, in
-    /// nanoseconds.
-    term: u64,
-    due: Moment,
-    failures: u32,
-    doubt: Doubt,
-    /// How long the key stays taken after the release.
-    stays: Option<Box<Duration>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Asking,
-    Queued,
-    Held { certain: bool, renewing: bool },
-    Leaving { give_up: Moment, reply_to: Option<Ticket>, told: bool },
-}
-
-/// Until when an acquire that was never answered may still arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Doubt(Moment);
-
-impl Doubt {
-    const NONE: Doubt = Doubt(Moment::from_nanos(0));
-    /// Nothing was answered since. Once the backend answers again it is known
-    /// when it will have read what came before.
-    const OPEN: Doubt = Doubt(Moment::NEVER);
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Flight {
-    sent: Moment,
-    acquire: bool,
 }
 
 /// The longest time between two looks at a lock that is waited for.
@@ -257,210 +219,6 @@ impl Keeper {
             let id = self.tenures.insert(old);
             self.send(now, id, out);
         }
-    }
-
-    /// What a claim says upon an answer; `None` if nobody need know.
-    pub(crate) fn reply(
-        &mut self,
-        now: Moment,
-        call: CallId,
-        answer: Answer,
-        out: &mut Actions,
-    ) -> Option<(TenureId, GateId, Said)> {
-        let id = call.tenure;
-        let tenure = self.tenures.get_mut(id)?;
-        if call.seq != tenure.seq {
-            return None; // superseded by a later call
-        }
-        let flight = tenure.flight.take()?;
-        tenure.count_doubt(now, &answer);
-        let gate = tenure.gate;
-        let said = match (tenure.phase, answer) {
-            (Phase::Leaving { .. }, Answer::Release(outcome)) => {
-                self.release_answered(now, id, flight, outcome)
-            }
-            (Phase::Leaving { .. }, _) => {
-                self.send(now, id, out);
-                None
-            }
-            (Phase::Asking | Phase::Queued, Answer::Acquire(outcome)) => {
-                self.acquire_answered(now, id, flight, outcome, out)
-            }
-            (Phase::Held { .. }, Answer::Acquire(outcome)) => {
-                // Asked for once more just before the hand-over's notice came.
-                match outcome {
-                    Ok(Attempt::Granted(_)) => {
-                        self.prolong(now, id, flight.sent);
-                    }
-                    _ => self.send(now, id, out),
-                }
-                None
-            }
-            (Phase::Held { .. }, Answer::Renew(outcome)) => {
-                self.renewal_answered(now, id, flight, outcome)
-            }
-            _ => None,
-        };
-        said.map(|said| (id, gate, said))
-    }
-
-    fn release_answered(
-        &mut self,
-        now: Moment,
-        id: TenureId,
-        flight: Flight,
-        outcome: Result<Released>,
-    ) -> Option<Said> {
-        let tenure = self.tenures.get_mut(id)?;
-        let Phase::Leaving { give_up, reply_to, told, .. } = &mut tenure.phase else { return None };
-        let (give_up, reply_to, was_told) = (*give_up, reply_to.take(), *told);
-        *told = true;
-        match (&outcome, tenure.doubt) {
-            (Ok(_), Doubt(settled)) if flight.sent < settled => self.set_due(id, settled),
-            (Ok(_), _) => {
-                self.remove(id);
-            }
-            (Err(error), Doubt::NONE) if now >= give_up || !error.kind().is_retryable() => {
-                self.remove(id);
-            }
-            (Err(_), _) => {
-                let retry = self.retry_in(id);
-                self.set_due(id, now + retry);
-            }
-        }
-        (!was_told).then_some(Said::Released { reply_to, outcome })
-    }
-
-    fn acquire_answered(
-        &mut self,
-        now: Moment,
-        id: TenureId,
-        flight: Flight,
-        outcome: Result<Attempt>,
-        out: &mut Actions,
-    ) -> Option<Said> {
-        let planted = self.planted;
-        let tenure = self.tenures.get_mut(id)?;
-        match outcome {
-            Ok(Attempt::Granted(grant)) => {
-                tenure.given_up();
-                let counted_from =
-                    if planted.is(Plant::LeaseCountedFromReply) { now } else { flight.sent };
-                if self.hold(now, id, counted_from, self.tenures[id].claim.ttl) {
-                    Some(Said::Granted(grant))
-                } else {
-                    self.send(now, id, out); // came too late to be of use: ask again
-                    None
-                }
-            }
-            Ok(Attempt::Queued { free_in, holder }) => {
-                tenure.given_up();
-                tenure.phase = Phase::Queued;
-                tenure.failures = 0;
-                let spread = self.random.random_range(0.75..1.0);
-                let look = LOOK.min(tenure.claim.patience() / 3).mul_f64(spread);
-                let look = free_in.map_or(look, |free| look.min(free + Duration::from_millis(1)));
-                let due = if planted.is(Plant::LostWakeup) { Moment::NEVER } else { now + look };
-                self.set_due(id, due);
-                Some(Said::Queued(holder))
-            }
-            Ok(Attempt::Busy { holder }) => {
-                tenure.given_up();
-                if tenure.claim.queue {
-                    self.send(now, id, out); // somebody joined while it was only tried
-                    return None;
-                }
-                self.leave(now, id, Release::Now, None, out);
-                Some(Said::Busy(holder))
-            }
-            Err(error) if error.kind().is_retryable() && tenure.claim.queue => {
-                tenure.phase = Phase::Asking;
-                let retry = self.retry_in(id);
-                self.set_due(id, now + retry);
-                Some(Said::Trouble(error))
-            }
-            Err(error) => {
-                self.leave(now, id, Release::Now, None, out);
-                Some(Said::Failed(error))
-            }
-        }
-    }
-
-    fn renewal_answered(
-        &mut self,
-        now: Moment,
-        id: TenureId,
-        flight: Flight,
-        outcome: Result<Renewed>,
-    ) -> Option<Said> {
-        match outcome {
-            Ok(Renewed::Held { others_wait }) => {
-                let planted = self.planted;
-                let sent = if planted.is(Plant::LeaseCountedFromReply) { now } else { flight.sent };
-                self.prolong(now, id, sent);
-                if planted.is(Plant::OneShotRenewal) {
-                    self.stop_renewing(id);
-                }
-                Some(Said::Renewed { others_wait })
-            }
-            Ok(Renewed::Lost) => {
-                self.remove(id);
-                Some(Said::Lost(LossReason::Forgotten))
-            }
-            Err(error) => {
-                let planted = self.planted;
-                let tenure = self.tenures.get_mut(id)?;
-                let retry = (tenure.claim.ttl / 12).min(LOOK);
-                if let Phase::Held { certain, .. } = &mut tenure.phase {
-                    *certain = false;
-                }
-                let mut due = (now + retry).min(tenure.deadline);
-                if planted.is(Plant::KeeperStopsAfterError) {
-                    due = Moment::NEVER;
-                }
-                self.set_due(id, due);
-                Some(Said::Uncertain(error))
-            }
-        }
-    }
-
-    /// What a claim says upon a notice of the backend.
-    pub(crate) fn notice(
-        &mut self,
-        now: Moment,
-        owner: Owner,
-        notice: Notice,
-        out: &mut Actions,
-    ) -> Option<(TenureId, GateId, Said)> {
-        let id = *self.by_owner.get(&owner)?;
-        let tenure = self.tenures.get_mut(id)?;
-        let gate = tenure.gate;
-        let said = match (notice, tenure.phase) {
-            (Notice::Granted { grant, sent }, Phase::Asking | Phase::Queued) => {
-                tenure.given_up();
-                let counted_from =
-                    if self.planted.is(Plant::HandoverCountedFromReceipt) { now } else { sent };
-                let patience = tenure.claim.patience();
-                let asking = tenure.awaits_acquire();
-                let held = self.hold(now, id, counted_from, patience);
-                if !asking {
-                    self.send(now, id, out); // confirm it, or ask again
-                }
-                held.then_some(Said::Granted(grant))
-            }
-            (Notice::TryAgain, Phase::Asking | Phase::Queued) => {
-                if tenure.flight.is_none() {
-                    self.send(now, id, out);
-                }
-                None
-            }
-            (Notice::Lost(reason), Phase::Held { .. }) => {
-                self.remove(id);
-                Some(Said::Lost(reason))
-            }
-            _ => None,
-        };
-        said.map(|said| (id, gate, said))
     }
 
     /// Does one thing that is due, if any. `Some(None)`: it did, and nobody need know.
@@ -656,68 +414,5 @@ impl Keeper {
         let tenure = self.tenures.remove(id)?;
         self.by_owner.remove(&tenure.claim.owner);
         Some(tenure)
-    }
-}
-
-impl Tenure {
-    fn new(claim: Claim, gate: GateId) -> Self {
-        Tenure {
-            claim: Arc::new(claim),
-            gate,
-            phase: Phase::Asking,
-            flight: None,
-            seq: 0,
-            deadline: Moment::NEVER,
-            term: 0,
-            due: Moment::NEVER,
-            failures: 0,
-            doubt: Doubt::NONE,
-            stays: None,
-        }
-    }
-
-    /// When its release is no longer worth trying: the lease has ended by then.
-    fn gives_up(&self, now: Moment) -> Moment {
-        let ttl = self.claim.ttl;
-        now + ttl + margin(ttl) + LOOK
-    }
-
-    /// The lease that this claim was to take the place of, leaving by itself:
-    /// the call that was to give it up may never be applied.
-    fn owed_instead(&self, now: Moment) -> Option<Tenure> {
-        let owner = self.claim.instead_of?;
-        let claim = Claim { owner, instead_of: None, ..Claim::clone(&self.claim) };
-        let mut tenure = Tenure::new(claim, self.gate);
-        let give_up = self.gives_up(now);
-        tenure.phase = Phase::Leaving { give_up, reply_to: None, told: true };
-        Some(tenure)
-    }
-
-    /// The lease that this claim takes the place of is given up for sure.
-    fn given_up(&mut self) {
-        if self.claim.instead_of.is_some() {
-            Arc::make_mut(&mut self.claim).instead_of = None;
-        }
-    }
-
-    fn awaits_acquire(&self) -> bool {
-        self.flight.is_some_and(|flight| flight.acquire)
-    }
-
-    fn count_doubt(&mut self, now: Moment, answer: &Answer) {
-        let error = match answer {
-            Answer::Acquire(Err(error)) => {
-                if error.kind() == ErrorKind::Unknown {
-                    self.doubt = Doubt::OPEN;
-                }
-                return;
-            }
-            Answer::Renew(Err(error)) | Answer::Release(Err(error)) => Some(error.kind()),
-            _ => None,
-        };
-        let silent = matches!(error, Some(ErrorKind::Unknown | ErrorKind::Unavailable));
-        if self.doubt == Doubt::OPEN && !silent {
-            self.doubt = Doubt(now + SETTLE.min(self.claim.ttl));
-        }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 /// First in, first out; no larger than a pointer while nobody is in it.
 #[derive(Debug)]
+#[allow(clippy::box_collection, reason = "a hundred thousand empty ones are held")]
 pub(crate) struct Line<T>(Option<Box<VecDeque<T>>>);
 
 impl<T> Default for Line<T> {

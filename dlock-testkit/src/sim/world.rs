@@ -3,24 +3,24 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::memory::queue::{Queue, Sent};
+use dlock_core::backend::memory::queue::Queue;
 use dlock_core::engine::{
-    Action, Actions, Answer, Ask, CallId, Engine, Lane, Limits, Outcome, Refusal, Request,
-    Standing, Ticket, Wait,
+    Action, Actions, Answer, CallId, Engine, Limits, Request, Standing, Ticket,
 };
-use dlock_core::{
-    Error, ErrorKind, HandoverLimits, Holder, Key, LossReason, Mode, Moment, Notice, Operation,
-    Owner, Plant, Planted, Release, Released,
-};
+use dlock_core::{ErrorKind, HandoverLimits, Key, Mode, Moment, Notice, Owner, Plant, Planted};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::checker::{Checker, Loss};
+use super::checker::Checker;
 use super::plan::{Fault, Plan};
 use super::{Options, Report};
+
+mod network;
+mod tasks;
+
+use self::network::failed;
 
 /// Who sits where: a task of a process, in one of its lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -295,8 +295,6 @@ impl World {
         self.plan.ttl.mul_f64(1.1) + Duration::from_secs(1)
     }
 
-    // -- processes ---------------------------------------------------------
-
     fn new_process(&mut self, life: u32) -> Process {
         self.clients += 1;
         let limits = Limits {
@@ -391,371 +389,12 @@ impl World {
         });
     }
 
-    // -- tasks -------------------------------------------------------------
-
-    fn task_step(&mut self, seat: Seat, step: TaskStep) {
-        let Seat { process, task, .. } = seat;
-        let current = &self.processes[process].tasks[task];
-        if current.round != seat.round {
-            return;
-        }
-        match (step, current.doing) {
-            (TaskStep::Ask, Doing::Thinking) => self.ask(seat),
-            (TaskStep::Cancel, Doing::Waiting) => self.let_go(seat),
-            (TaskStep::Write, Doing::Holding) => self.write(seat),
-            (TaskStep::Done, Doing::Holding) => self.done(seat),
-            _ => {}
-        }
-    }
-
-    fn is_marathon(&self, seat: Seat) -> bool {
-        self.plan.marathon && seat.process == 0 && seat.task == 0
-    }
-
-    fn ask(&mut self, seat: Seat) {
-        if self.now >= self.plan.day_ends {
-            return; // the day is over
-        }
-        let marathon = self.is_marathon(seat);
-        let key =
-            if marathon { self.plan.keys } else { self.random.random_range(0..self.plan.keys) };
-        let mode = if marathon {
-            Mode::Exclusive
-        } else if self.chance(self.plan.permits) {
-            Mode::Permits { take: self.random.random_range(1..=3), of: 3 }
-        } else if self.chance(self.plan.shared) {
-            Mode::Shared
-        } else {
-            Mode::Exclusive
-        };
-        let local = self.processes[seat.process].clock.at(self.now);
-        let wait = if self.chance(self.plan.tries) {
-            Wait::Try
-        } else if self.chance(30) {
-            Wait::Until(local + self.between(Duration::from_millis(1), Duration::from_secs(2)))
-        } else {
-            Wait::Until(Moment::NEVER)
-        };
-        let own = mode.is_permits() || self.chance(self.plan.fair);
-        let max_hold = (!marathon && self.chance(5)).then(|| Duration::from_millis(30));
-        let ask = Ask {
-            key: self.keys[key].clone(),
-            mode,
-            ttl: self.plan.ttl,
-            wait,
-            lane: if own { Lane::Own } else { Lane::Shared },
-            max_hold,
-            holder: Arc::new(Holder {
-                client: self.processes[seat.process].client,
-                name: format!("p{}", seat.process),
-                host: "sim".into(),
-                pid: seat.life,
-                tags: Vec::new(),
-            }),
-        };
-        if self.chance(self.plan.cancels) {
-            let after = self.between(Duration::ZERO, Duration::from_millis(50));
-            self.after(after, Event::Task { seat, step: TaskStep::Cancel });
-        }
-        let now = self.now;
-        let task = &mut self.processes[seat.process].tasks[seat.task];
-        *task = Task {
-            doing: Doing::Waiting,
-            round: seat.round,
-            ticket: None,
-            key,
-            mode,
-            since: now,
-            told_lost: false,
-        };
-        let server = self.server_of(key);
-        let mut enqueued = None;
-        self.step(seat.process, server, |machine, now, actions| {
-            enqueued = machine.enqueue(now, ask, seat.task, actions).ok();
-        });
-        self.processes[seat.process].tasks[seat.task].ticket = enqueued;
-        match enqueued {
-            Some(ticket) => self.wake(seat.process, server, ticket),
-            None => self.think(seat),
-        }
-    }
-
-    /// Something changed for a ticket.
-    fn wake(&mut self, process: usize, server: usize, ticket: Ticket) {
-        let machine = &mut self.processes[process].machines[server];
-        let Some(task) = machine.payload_mut(ticket).copied() else { return };
-        let current = &self.processes[process].tasks[task];
-        if current.ticket != Some(ticket) {
-            return;
-        }
-        let (doing, key, mode) = (current.doing, current.key, current.mode);
-        let seat = Seat { process, life: self.processes[process].life, task, round: current.round };
-        let machine = &mut self.processes[process].machines[server];
-        match doing {
-            Doing::Waiting => match machine.outcome(ticket) {
-                Outcome::Waiting => {}
-                Outcome::Refused(refusal) => self.refused(seat, &refusal),
-                Outcome::Admitted { token, handed_over, .. } => {
-                    self.admitted(seat, key, mode, token, handed_over);
-                }
-            },
-            Doing::Holding => {
-                let local = self.processes[process].clock.at(self.now);
-                let standing = self.processes[process].machines[server].standing(local, ticket);
-                if let Standing::Lost(LossReason::Deadline) = standing {
-                    self.judge_loss(seat, key);
-                    self.processes[process].tasks[task].told_lost = true;
-                }
-                // Half of the bodies stop when the lock is lost, half go on.
-                if let Standing::Lost(_) = standing
-                    && self.chance(50)
-                {
-                    self.let_go(seat);
-                }
-            }
-            Doing::Releasing => {
-                if let Some(outcome) = machine.released(ticket) {
-                    if let Ok(Released::Released) | Err(_) = outcome {
-                        self.log(|| format!("{seat:?} released"));
-                    }
-                    self.think(seat);
-                }
-            }
-            Doing::Thinking => {}
-        }
-    }
-
-    fn refused(&mut self, seat: Seat, refusal: &Refusal) {
-        self.log(|| format!("{seat:?} refused: {refusal:?}"));
-        if let Refusal::Failed(error) | Refusal::TimedOut { trouble: Some(error), .. } = refusal
-            && !error.kind().is_retryable()
-        {
-            self.checker.violated(|| format!("I6: {error}"));
-        }
-        self.think(seat);
-    }
-
-    fn admitted(&mut self, seat: Seat, key: usize, mode: Mode, token: u64, handed_over: bool) {
-        self.log(|| format!("{seat:?} admitted to k{key} {mode:?} token {token} {handed_over}"));
-        self.report.admissions += 1;
-        self.report.handovers += u64::from(handed_over);
-        let history = self.history_of(key, mode);
-        let (now, lease) = (self.now, self.longest_lease());
-        let task = &mut self.processes[seat.process].tasks[seat.task];
-        task.doing = Doing::Holding;
-        let waited = now - task.since;
-        task.since = now;
-        self.judge_wait(seat, key, waited);
-        self.checker.admitted(history, seat, mode, token, now, lease);
-        self.judge(history);
-        if handed_over {
-            self.judge_handover(seat, key);
-        }
-        let hold = if self.is_marathon(seat) {
-            self.plan.day_ends.saturating_sub(self.now)
-        } else if self.is_faulty() && self.chance(self.plan.long_holds) {
-            self.between(Duration::ZERO, self.plan.ttl.min(Duration::from_secs(1)) * 2)
-        } else if self.is_faulty() {
-            self.between(Duration::ZERO, self.plan.longest_hold)
-        } else {
-            self.between(Duration::ZERO, CALM_HOLD)
-        };
-        self.after(hold, Event::Task { seat, step: TaskStep::Done });
-        let half_way = hold.mul_f64(self.random.random_range(0.0..1.0));
-        self.after(half_way, Event::Task { seat, step: TaskStep::Write });
-    }
-
-    fn standing(&self, seat: Seat, key: usize) -> Option<(Standing, Moment)> {
-        let process = &self.processes[seat.process];
-        let ticket = process.tasks[seat.task].ticket?;
-        let local = process.clock.at(self.now);
-        Some((process.machines[self.server_of(key)].standing(local, ticket), local))
-    }
-
-    fn judge_handover(&mut self, seat: Seat, key: usize) {
-        let half = self.plan.ttl.min(Duration::from_secs(3)).mul_f64(0.45);
-        if let Some((Standing::Held { until, .. }, local)) = self.standing(seat, key)
-            && until.since(local) < half
-            && until.since(local) > Duration::from_millis(30)
-        // not just max_hold
-        {
-            self.checker.violated(|| {
-                format!("I4: k{key} was handed over to {seat:?} with little of its term left")
-            });
-        }
-    }
-
-    /// A lock was lost by its deadline: was there a reason?
-    fn judge_loss(&mut self, seat: Seat, key: usize) {
-        let excuse = self.plan.ttl / 2 + 3 * self.plan.call_timeout;
-        if self.now > self.troubled + excuse && self.faults_on == 0 {
-            self.checker.violated(|| {
-                format!("I4: {seat:?} lost k{key}, though nothing kept it from being renewed")
-            });
-        }
-    }
-
-    fn judge_wait(&mut self, seat: Seat, key: usize, waited: Duration) {
-        let calm = self.now.saturating_sub(self.plan.settled);
-        if waited.min(calm) > LONGEST_WAIT {
-            self.checker.violated(|| format!("I4: {seat:?} waited {waited:?} for k{key}"));
-        }
-    }
-
-    fn write(&mut self, seat: Seat) {
-        let task = self.processes[seat.process].tasks[seat.task].clone();
-        let standing = self.standing(seat, task.key);
-        let held = matches!(standing, Some((Standing::Held { .. }, _)));
-        let history = self.history_of(task.key, task.mode);
-        let unfenced = self.plant == Some(Plant::UnfencedWrite);
-        let (now, lease) = (self.now, self.longest_lease());
-        self.checker.write(history, seat, held, unfenced, now, lease);
-    }
-
-    fn done(&mut self, seat: Seat) {
-        self.write(seat);
-        let key = self.processes[seat.process].tasks[seat.task].key;
-        if let Some((Standing::Lost(LossReason::Deadline), _)) = self.standing(seat, key)
-            && !self.processes[seat.process].tasks[seat.task].told_lost
-        {
-            self.judge_loss(seat, key);
-        }
-        let task = self.processes[seat.process].tasks[seat.task].clone();
-        let Some(ticket) = task.ticket else { return };
-        let server = self.server_of(task.key);
-        if task.mode == Mode::Exclusive && self.chance(self.plan.downgrades) {
-            self.checker.downgraded(task.key, seat, 0); // readers may come in with it
-            let token = self.step(seat.process, server, |machine, now, actions| {
-                machine.downgrade(now, ticket, actions)
-            });
-            if let Some(token) = token {
-                self.processes[seat.process].tasks[seat.task].mode = Mode::Shared;
-                self.checker.downgraded(task.key, seat, token);
-                self.judge(task.key);
-                let more = self.between(Duration::ZERO, self.plan.longest_hold);
-                return self.after(more, Event::Task { seat, step: TaskStep::Done });
-            }
-        }
-        if self.chance(50) {
-            return self.let_go(seat);
-        }
-        let history = self.history_of(task.key, task.mode);
-        self.checker.left(history, seat);
-        self.processes[seat.process].tasks[seat.task].doing = Doing::Releasing;
-        self.step(seat.process, server, |machine, now, actions| {
-            machine.release(now, ticket, Release::Now, actions);
-        });
-    }
-
-    /// Drops a future or a guard.
-    fn let_go(&mut self, seat: Seat) {
-        let task = self.processes[seat.process].tasks[seat.task].clone();
-        let history = self.history_of(task.key, task.mode);
-        self.checker.left(history, seat);
-        self.think(seat);
-        if let Some(ticket) = task.ticket {
-            let server = self.server_of(task.key);
-            self.step(seat.process, server, |machine, now, actions| {
-                machine.forget(now, ticket, actions);
-            });
-        }
-    }
-
-    fn think(&mut self, seat: Seat) {
-        let task = &mut self.processes[seat.process].tasks[seat.task];
-        task.doing = Doing::Thinking;
-        task.round += 1;
-        task.ticket = None;
-        let seat = Seat { round: task.round, ..seat };
-        let think = self.between(Duration::ZERO, self.plan.longest_think);
-        self.after(think, Event::Task { seat, step: TaskStep::Ask });
-    }
-
-    // -- network -----------------------------------------------------------
-
-    /// How long a message takes; `None` if it never arrives.
-    fn delay(&mut self) -> Option<Duration> {
-        let usual = self.between(Duration::from_micros(50), Duration::from_millis(3));
-        if !self.is_faulty() {
-            return Some(usual);
-        }
-        let throw = self.random.random_range(0..1000);
-        if throw < self.plan.dropped {
-            self.report.message_faults += 1;
-            self.troubled = self.now;
-            return None;
-        }
-        if throw < self.plan.dropped + self.plan.late {
-            self.report.message_faults += 1;
-            self.troubled = self.now + self.plan.latest;
-            return Some(self.between(Duration::ZERO, self.plan.latest));
-        }
-        Some(usual)
-    }
-
-    fn deliver(&mut self, event: Event) {
-        if let Some(delay) = self.delay() {
-            self.after(delay, event.clone());
-        }
-        if self.is_faulty() && self.random.random_range(0..1000) < self.plan.duplicated {
-            self.report.message_faults += 1;
-            let again = self.between(Duration::ZERO, self.plan.latest);
-            self.after(again, event);
-        }
-    }
-
-    fn send(&mut self, process: usize, server: usize, call: CallId, request: Request) {
-        let life = self.processes[process].life;
-        self.processes[process].unanswered[server].insert(call, request.clone());
-        let timeout = self.plan.call_timeout;
-        self.after(timeout, Event::TimeOut { process, life, server, call });
-        if self.servers[server].down {
-            let answer = failed(&request, ErrorKind::Unavailable);
-            let soon = self.between(Duration::from_micros(50), Duration::from_millis(1));
-            let answer = Box::new(answer);
-            return self.after(soon, Event::Answer { process, life, server, call, answer });
-        }
-        let request = Box::new(request);
-        self.deliver(Event::Request { process, life, server, call, request });
-    }
-
-    fn serve(&mut self, process: usize, life: u32, server: usize, call: CallId, request: &Request) {
-        let mut sent = Vec::new();
-        let Server { queue, clock, .. } = &mut self.servers[server];
-        let now = clock.at(self.now);
-        let answer = match request {
-            Request::Acquire(claim) => Answer::Acquire(Ok(queue.acquire(now, claim, &mut sent))),
-            Request::Renew(claim) => Answer::Renew(Ok(queue.renew(now, claim, &mut sent))),
-            Request::Release(claim, how) => {
-                Answer::Release(Ok(queue.release(now, claim, *how, &mut sent)))
-            }
-        };
-        self.log(|| format!("  -> {answer:?}"));
-        let answer = Box::new(answer);
-        self.deliver(Event::Answer { process, life, server, call, answer });
-        for Sent { client, owner, notice, .. } in sent {
-            self.deliver(Event::Notice { client, server, owner, notice });
-        }
-    }
-
-    fn answered(&mut self, process: usize, server: usize, call: CallId, answer: Answer) {
-        if self.processes[process].unanswered[server].remove(&call).is_none() {
-            return; // came after its time-out, or twice
-        }
-        self.step(process, server, |machine, now, actions| {
-            machine.reply(now, call, answer, actions)
-        });
-        self.judge_server(server);
-    }
-
     fn judge_server(&mut self, server: usize) {
         for key in (server..self.keys.len()).step_by(self.plan.servers) {
             self.judge(key);
             self.judge(self.keys.len() + key);
         }
     }
-
-    // -- what happens ------------------------------------------------------
 
     fn happen(&mut self, event: Event) {
         if let Some((process, life)) = self.addressee(&event) {
@@ -823,76 +462,6 @@ impl World {
                 Some((process, None))
             }
             _ => None,
-        }
-    }
-
-    fn begin(&mut self, fault: Fault) {
-        let lasts = match fault {
-            Fault::PauseProcess { process, lasts } => {
-                if !self.processes[process].alive || self.processes[process].paused {
-                    return;
-                }
-                self.processes[process].paused = true;
-                lasts
-            }
-            Fault::KillProcess { process, lasts } => {
-                if !self.processes[process].alive {
-                    return;
-                }
-                let dead = &mut self.processes[process];
-                dead.alive = false;
-                dead.paused = false;
-                dead.missed.clear();
-                self.checker.left_all(|seat| seat.process == process);
-                lasts
-            }
-            Fault::StopServer { server, lasts } => {
-                self.servers[server].stopped = true;
-                lasts
-            }
-            Fault::RestartServer { server, lasts, forgets } => {
-                self.servers[server].down = true;
-                self.servers[server].inbox.clear();
-                if forgets {
-                    self.servers[server].queue = Queue::new(EPOCH_MICROS, self.planted);
-                    let micros = self.servers[server].clock.at(self.now).as_micros();
-                    let tokens = (EPOCH_MICROS, EPOCH_MICROS + micros + 1_000);
-                    let loss = Loss { at: self.now, tokens };
-                    for key in (server..self.keys.len()).step_by(self.plan.servers) {
-                        self.checker.forgot(key, loss);
-                        self.checker.forgot(self.keys.len() + key, loss);
-                    }
-                }
-                lasts
-            }
-        };
-        self.report.faults += 1;
-        self.faults_on += 1;
-        self.after(lasts, Event::Over(fault));
-    }
-
-    fn end(&mut self, fault: Fault) {
-        self.faults_on -= 1;
-        self.troubled = self.troubled.max(self.now);
-        match fault {
-            Fault::PauseProcess { process, .. } => {
-                self.processes[process].paused = false;
-                for event in std::mem::take(&mut self.processes[process].missed) {
-                    self.after(Duration::ZERO, event);
-                }
-            }
-            Fault::KillProcess { process, .. } => {
-                let life = self.processes[process].life + 1;
-                self.processes[process] = self.new_process(life);
-                self.start_tasks(process);
-            }
-            Fault::StopServer { server, .. } => {
-                self.servers[server].stopped = false;
-                for event in std::mem::take(&mut self.servers[server].inbox) {
-                    self.after(Duration::ZERO, event);
-                }
-            }
-            Fault::RestartServer { server, .. } => self.servers[server].down = false,
         }
     }
 
@@ -964,12 +533,4 @@ impl World {
 
 fn drift(random: &mut StdRng, most: i64) -> i64 {
     random.random_range(-most..=most)
-}
-
-fn failed(request: &Request, kind: ErrorKind) -> Answer {
-    match request {
-        Request::Acquire(_) => Answer::Acquire(Err(Error::new(kind, Operation::Acquire))),
-        Request::Renew(_) => Answer::Renew(Err(Error::new(kind, Operation::Renew))),
-        Request::Release(..) => Answer::Release(Err(Error::new(kind, Operation::Release))),
-    }
 }
