@@ -29,7 +29,7 @@ impl<S: tracing::Subscriber> Layer<S> for Lines {
         let mut words = Words(String::new(), String::new());
         event.record(&mut words);
         let line = format!("{} {}{}", event.metadata().target(), words.0, words.1);
-        self.0.lock().unwrap().push(line);
+        self.0.lock().expect("the lines").push(line);
     }
 }
 

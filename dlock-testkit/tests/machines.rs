@@ -58,9 +58,9 @@ impl Process {
     }
 
     fn enqueue_with(&mut self, now: Moment, mode: Mode, wait: Wait, lane: Lane) -> Ticket {
-        let key = Key::new("k").unwrap();
+        let key = Key::new("k").expect("a key");
         let ask = Ask { key, mode, ttl: ms(3_000), wait, lane, max_hold: None, holder: holder(1) };
-        self.step(|machine, actions| machine.enqueue(now, ask, (), actions)).unwrap()
+        self.step(|machine, actions| machine.enqueue(now, ask, (), actions)).expect("a ticket")
     }
 
     fn enqueue(&mut self, now: Moment) -> Ticket {
@@ -347,7 +347,7 @@ fn readers_stop_joining_when_others_wait() {
 
 fn claim(owner: u128, client: u64, mode: Mode) -> Claim {
     Claim {
-        key: Key::new("k").unwrap(),
+        key: Key::new("k").expect("a key"),
         owner: Owner::from_bits(owner),
         mode,
         ttl: ms(3_000),
