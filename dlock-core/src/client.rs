@@ -136,7 +136,9 @@ impl Dlock {
     pub async fn inspect(&self, key: impl IntoKey) -> Result<KeyState> {
         let key = key.into_key()?;
         let core = &self.handle.core;
-        core.ask(Operation::Inspect, core.backend().inspect(&key)).await.map_err(|e| e.on(&key))
+        let (backend, asked) = (core.backend().clone(), key.clone());
+        let looking = async move { backend.inspect(&asked).await };
+        core.ask(Operation::Inspect, looking).await.map_err(|error| error.on(&key))
     }
 
     /// Some of the keys in use that start with `prefix`; go on with `page.next`.
@@ -149,7 +151,8 @@ impl Dlock {
     pub async fn list(&self, prefix: &str, cursor: Cursor) -> Result<Page> {
         self.operators(Operation::List)?;
         let core = &self.handle.core;
-        core.ask(Operation::List, core.backend().list(prefix, cursor)).await
+        let (backend, prefix) = (core.backend().clone(), prefix.to_owned());
+        core.ask(Operation::List, async move { backend.list(&prefix, cursor).await }).await
     }
 
     /// Takes a lock away from whoever holds it. Their guards are lost at once.
@@ -164,9 +167,10 @@ impl Dlock {
         let key = key.into_key()?;
         self.operators(Operation::Break).map_err(|error| error.on(&key))?;
         let core = &self.handle.core;
-        core.ask(Operation::Break, core.backend().break_lock(&key, &self.handle.holder))
-            .await
-            .map_err(|error| error.on(&key))
+        let (backend, asked, by) =
+            (core.backend().clone(), key.clone(), self.handle.holder.clone());
+        let breaking = async move { backend.break_lock(&asked, &by).await };
+        core.ask(Operation::Break, breaking).await.map_err(|error| error.on(&key))
     }
 
     fn operators(&self, operation: Operation) -> Result<()> {
@@ -195,7 +199,7 @@ impl Dlock {
     pub async fn health(&self) -> Health {
         let core = &self.handle.core;
         let start = core.now();
-        let answer = core.ask(Operation::Connect, core.backend().ping()).await;
+        let answer = core.ping().await;
         Health {
             backend: self.handle.capabilities.name,
             round_trip: core.now().since(start),
@@ -406,8 +410,7 @@ impl Builder {
     /// As [`Dlock::connect`].
     pub async fn connect(self) -> Result<Dlock> {
         let dlock = self.connect_lazy()?;
-        let core = &dlock.handle.core;
-        core.ask(Operation::Connect, core.backend().ping()).await?;
+        dlock.handle.core.ping().await?;
         Ok(dlock)
     }
 

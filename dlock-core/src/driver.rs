@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::backend::{Backend, Call, Listener};
+use crate::backend::{Backend, Listener};
 use crate::claim::{Notice, Owner};
 use crate::clock::{Clock, Moment};
 use crate::engine::{Action, Actions, Answer, CallId, Engine, Limits, Request, Ticket};
@@ -35,6 +35,17 @@ use crate::observe::{Event, Observer};
 use crate::plant::Planted;
 
 pub(crate) type Wakers = SmallVec<[Waker; 1]>;
+
+/// Makes this the only waker. What was there is given back, to be dropped where no
+/// lock is held: dropping a waker may drop a task, and with it guards.
+pub(crate) fn wake_only(wakers: &mut Wakers, waker: &Waker) -> Wakers {
+    if let [present] = wakers.as_slice()
+        && present.will_wake(waker)
+    {
+        return Wakers::new();
+    }
+    std::mem::replace(wakers, smallvec::smallvec![waker.clone()])
+}
 pub(crate) type Machine = Engine<Wakers>;
 
 /// How long owed releases are tried when the last client is gone.
@@ -54,11 +65,14 @@ pub(crate) struct Core {
     pub(crate) guard_gone: Notify,
 }
 
-struct Order {
-    shard: usize,
-    call: CallId,
-    request: Request,
+/// What the driver's thread is to do.
+enum Order {
+    Call { shard: usize, call: CallId, request: Request },
+    Job(Job),
 }
+
+/// A future for the driver's runtime.
+type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 #[derive(Default)]
 struct Timer {
@@ -208,11 +222,12 @@ impl Core {
     /// Sends a call to the driver's thread. On the embedded backend it was made.
     fn send(self: &Arc<Self>, shard: usize, call: CallId, request: Request) {
         let Some(calls) = &self.calls else { return };
-        if let Err(unsent) = calls.send(Order { shard, call, request }) {
+        if let Err(unsent) = calls.send(Order::Call { shard, call, request }) {
             let gone = Error::new(ErrorKind::Unavailable, Operation::Acquire)
                 .saying("the driver has ended");
-            let answer = failed(&unsent.0.request, gone);
-            self.answered(shard, call, answer);
+            if let Order::Call { request, .. } = unsent.0 {
+                self.answered(shard, call, failed(&request, gone));
+            }
         }
     }
 
@@ -220,19 +235,37 @@ impl Core {
         self.step(shard, |machine, now, actions| machine.reply(now, call, answer, actions));
     }
 
-    /// A call to the backend outside the machines, with its time-out.
-    pub(crate) async fn ask<T: Unpin>(
+    /// A call to the backend outside the machines: on the driver's thread, since
+    /// connections live in the runtime that made them, and with a time-out.
+    pub(crate) async fn ask<T: Send + 'static>(
         &self,
         operation: Operation,
-        call: Call<'_, Result<T>>,
+        call: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        if self.calls.is_none() {
+        let Some(calls) = &self.calls else {
             return call.await; // embedded: answered at once
+        };
+        let silence =
+            |what: String| Err(Error::new(ErrorKind::Unavailable, operation).saying(what));
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let call_timeout = self.call_timeout;
+        let job = async move {
+            let made = tokio::time::timeout(call_timeout, call).await;
+            let _ = answer.send(made.ok());
+        };
+        let sent = calls.send(Order::Job(Box::pin(job)));
+        match answered.await {
+            Ok(Some(made)) => made,
+            Ok(None) => silence(format!("no answer within {call_timeout:?}")),
+            Err(_) if sent.is_err() => silence("the driver has ended".into()),
+            Err(_) => silence("the driver ended before the answer".into()),
         }
-        tokio::time::timeout(self.call_timeout, call).await.unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::Unavailable, operation)
-                .saying(format!("no answer within {:?}", self.call_timeout)))
-        })
+    }
+
+    /// Whether the backend answers.
+    pub(crate) async fn ping(&self) -> Result<()> {
+        let backend = self.backend.clone();
+        self.ask(Operation::Connect, async move { backend.ping().await }).await
     }
 
     /// Nobody uses the client any more.
@@ -372,7 +405,14 @@ async fn drive(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
 fn dispatch(core: &Arc<Core>, batch: &mut Vec<Order>) {
     let mut renewals = Vec::new();
     let mut leases = Vec::new();
-    for Order { shard, call, request } in batch.drain(..) {
+    for order in batch.drain(..) {
+        let (shard, call, request) = match order {
+            Order::Call { shard, call, request } => (shard, call, request),
+            Order::Job(job) => {
+                tokio::spawn(job);
+                continue;
+            }
+        };
         if let Request::Renew(claim) = request {
             renewals.push((shard, call));
             leases.push(claim);

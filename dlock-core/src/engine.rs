@@ -255,26 +255,22 @@ impl<W> Engine<W> {
         self.tickets.get_mut(ticket).map(|entry| &mut entry.payload)
     }
 
-    /// The task gave up waiting, or its guard was dropped.
-    pub fn forget(&mut self, now: Moment, ticket: Ticket, out: &mut Actions) {
-        let Some(entry) = self.tickets.get(ticket) else { return };
+    /// The task gave up waiting, or its guard was dropped. Gives back what the
+    /// caller remembered with the ticket.
+    pub fn forget(&mut self, now: Moment, ticket: Ticket, out: &mut Actions) -> Option<W> {
+        let entry = self.tickets.get(ticket)?;
         let gate = entry.gate;
         match entry.phase {
             Phase::Waiting => {
                 if self.rooms.get_mut(gate).is_some_and(|room| room.gate.cancel(ticket)) {
                     self.no_longer_waits(gate);
                 }
-                self.tickets.remove(ticket);
                 self.settle(now, gate, &mut None, out);
             }
-            Phase::Admitted { .. } => {
-                self.depart(now, ticket, &mut None, out);
-                self.tickets.remove(ticket);
-            }
-            _ => {
-                self.tickets.remove(ticket);
-            }
+            Phase::Admitted { .. } => self.depart(now, ticket, &mut None, out),
+            _ => {}
         }
+        self.tickets.remove(ticket).map(|entry| entry.payload)
     }
 
     /// A guard is released and wants to know what came of it: see [`Engine::released`].
@@ -288,8 +284,10 @@ impl<W> Engine<W> {
             Standing::Lost(_) => Released::AlreadyLost,
         };
         let gate = self.tickets[ticket].gate;
+        let nested = self.root_of(gate) != gate; // what is nested gives nothing back
         if let Release::After(_) = how
             && held == Released::Released
+            && !nested
         {
             // Ends the lease whatever waits here: it asks anew.
             if let Some(room) = self.rooms.get_mut(gate) {
@@ -435,7 +433,8 @@ impl<W> Engine<W> {
         let tenure = *tenure;
         *revoked = Some(Box::new(reason.clone()));
         out.push(Action::Wake(ticket));
-        let Some(room) = self.rooms.get(entry.gate) else { return };
+        let gate = entry.gate;
+        let Some(room) = self.rooms.get(self.root_of(gate)) else { return };
         out.push(Action::Lost(room.key.clone(), reason));
         let others = room.gate.tenants().iter().any(|tenant| {
             let entry = self.tickets.get(*tenant);

@@ -266,6 +266,9 @@ impl Gate {
     /// The only tenant goes on as a reader, with this token.
     pub(crate) fn downgrade(&mut self) -> Option<u64> {
         let Lease::Held(tenancy) = &mut self.lease else { return None };
+        if self.tenants.len() > 1 {
+            return None; // something exclusive is nested in it
+        }
         if tenancy.mode == Mode::Exclusive {
             tenancy.mode = Mode::Shared;
             tenancy.token += 1;

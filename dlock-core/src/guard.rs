@@ -12,7 +12,7 @@ use crate::claim::{LossReason, Mode, Release, Released, Token};
 use crate::client::Handle;
 use crate::clock::Moment;
 use crate::config::MAX_TTL;
-use crate::driver::Spot;
+use crate::driver::{Spot, wake_only};
 use crate::engine::Standing;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
@@ -37,6 +37,8 @@ pub(crate) struct Hold {
     key: Key,
     mode: Mode,
     since: Moment,
+    /// Inside another guard of the same key.
+    nested: bool,
     let_go: bool,
 }
 
@@ -47,9 +49,10 @@ impl Hold {
         key: Key,
         mode: Mode,
         since: Moment,
+        nested: bool,
     ) -> Self {
         handle.core.guards.fetch_add(1, Ordering::Relaxed);
-        Hold { handle, spot, key, mode, since, let_go: false }
+        Hold { handle, spot, key, mode, since, nested, let_go: false }
     }
 
     pub(crate) fn frame(&self) -> Frame {
@@ -129,16 +132,13 @@ impl Hold {
         // If this future is dropped, `Hold::drop` forgets the ticket and the
         // release goes on without it.
         let outcome = std::future::poll_fn(|cx| {
-            self.handle.core.look(shard, |machine| match machine.released(ticket) {
-                Some(outcome) => Poll::Ready(outcome),
-                None => {
-                    if let Some(wakers) = machine.payload_mut(ticket) {
-                        wakers.clear();
-                        wakers.push(cx.waker().clone());
-                    }
-                    Poll::Pending
-                }
-            })
+            let (outcome, before) = self.handle.core.look(shard, |machine| {
+                let outcome = machine.released(ticket);
+                let wakers = machine.payload_mut(ticket);
+                (outcome, wakers.map(|wakers| wake_only(wakers, cx.waker())))
+            });
+            drop(before); // here, where no lock is held
+            outcome.map_or(Poll::Pending, Poll::Ready)
         })
         .await;
         outcome.map_err(|error| error.on(&self.key))
@@ -149,9 +149,7 @@ impl Hold {
             Some("release_after takes at most a day")
         } else if self.mode == Mode::Shared {
             Some("release_after needs an exclusive lock or permits")
-        } else if reentry::find(self.handle.client(), &self.key)
-            .is_some_and(|frame| frame.spot != self.spot)
-        {
+        } else if self.nested {
             Some("release_after needs the outermost guard of the key")
         } else {
             None
@@ -181,10 +179,11 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let Spot { shard, ticket } = self.spot;
-        let now = self.handle.core.step(shard, |machine, now, actions| {
-            machine.forget(now, ticket, actions);
-            now
-        });
+        let (now, wakers) = self
+            .handle
+            .core
+            .step(shard, |machine, now, actions| (now, machine.forget(now, ticket, actions)));
+        drop(wakers); // here, where no lock is held
         self.told_released(now);
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct Frame {
     client: u64,
     key: Key,
     mode: Mode,
-    pub(crate) spot: Spot,
+    spot: Spot,
     /// The last key of the `all_of` that this belongs to.
     last_of_all: Option<Key>,
     outer: Option<Arc<Frame>>,
@@ -71,12 +71,6 @@ pub(crate) fn inside_all<T>(
             None => future.await,
         }
     }
-}
-
-/// The innermost frame of this key.
-pub(crate) fn find(client: u64, key: &Key) -> Option<Arc<Frame>> {
-    let innermost = innermost()?;
-    frames(&Some(innermost)).find(|frame| frame.client == client && frame.key == *key).cloned()
 }
 
 /// Whether the running code is inside a lock of this key, of whatever client.

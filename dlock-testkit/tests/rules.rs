@@ -120,6 +120,30 @@ async fn a_nested_guard_keeps_the_lock() {
     assert!(lock.try_lock().await.unwrap().is_some());
 }
 
+/// What is nested takes nothing from what it is nested in: neither by its own
+/// `max_hold`, nor by `release_after`, nor is the outer one downgraded around it.
+#[tokio::test(start_paused = true)]
+async fn a_nested_guard_cannot_end_the_outer_one() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a").ttl(Duration::from_secs(3));
+    let outer = lock.lock().await.unwrap();
+    let brief = lock.clone().max_hold(Duration::from_secs(1));
+    let nested = outer.run(async { brief.lock().await.unwrap() }).await.unwrap();
+    nested.lost().await;
+    assert_eq!(outer.state(), State::Held);
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(outer.state(), State::Held, "still renewed");
+    let outer = outer.downgrade();
+    assert_eq!(outer.mode(), dlock_core::Mode::Exclusive, "something exclusive is nested in it");
+    drop(nested);
+    let nested = outer.run(async { lock.lock().await.unwrap() }).await.unwrap();
+    let error = nested.release_after(Duration::from_secs(60)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert_eq!(outer.state(), State::Held);
+    assert_eq!(outer.release().await.unwrap(), Released::Released);
+    assert!(lock.try_lock().await.unwrap().is_some());
+}
+
 #[tokio::test(start_paused = true)]
 async fn nested_tasks_hear_of_the_loss() {
     testing::scope(async {

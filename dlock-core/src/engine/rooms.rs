@@ -61,13 +61,18 @@ impl<W> Engine<W> {
         if let Some(nested) = entry.nested {
             return Some(nested);
         }
-        let root = match self.rooms.get(entry.gate)?.kind {
-            Kind::Inside { root, .. } => root,
-            _ => entry.gate,
-        };
+        let root = self.root_of(entry.gate);
         let gate = self.open_room(Gate::inside(token), ask, Kind::Inside { root, parent });
         self.tickets[parent].nested = Some(gate);
         Some(gate)
+    }
+
+    /// The gate that has the lease which a gate is about.
+    pub(super) fn root_of(&self, id: GateId) -> GateId {
+        match self.rooms.get(id).map(|room| room.kind) {
+            Some(Kind::Inside { root, .. }) => root,
+            _ => id,
+        }
     }
 
     pub(super) fn open_room(&mut self, gate: Gate, ask: &Ask, kind: Kind) -> GateId {
@@ -177,15 +182,15 @@ impl<W> Engine<W> {
         out.push(Action::Lost(key, reason.clone()));
         for ticket in room.gate.ended() {
             let Some(entry) = self.tickets.get_mut(ticket) else { continue };
-            let nested = entry.nested.take();
+            let inside = [entry.nested.take(), Some(entry.gate).filter(|gate| *gate != id)];
             if let Phase::Admitted { token, revoked, .. } = &mut entry.phase {
                 let reason = revoked.take().map_or_else(|| reason.clone(), |revoked| *revoked);
                 entry.phase = Phase::Lost { token: *token, reason };
                 out.push(Action::Wake(ticket));
             }
-            if let Some(nested) = nested {
-                self.refuse_all(nested, &Refusal::Lost, out);
-                self.rooms.remove(nested);
+            for gate in inside.into_iter().flatten() {
+                self.refuse_all(gate, &Refusal::Lost, out);
+                self.rooms.remove(gate);
             }
         }
     }

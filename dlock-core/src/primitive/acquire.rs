@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::client::Handle;
 use crate::clock::Moment;
-use crate::driver::{Machine, Spot, Wakers};
+use crate::driver::{Machine, Spot, Wakers, wake_only};
 use crate::engine::{Ask, Outcome, Refusal};
 
 /// Waits for a ticket to be admitted. Dropped before that, it leaves nothing.
@@ -45,13 +45,13 @@ impl Future for Acquire<'_> {
         let core = &self.handle.core;
         let look = |machine: &mut Machine, ticket| {
             let outcome = machine.outcome(ticket);
-            if let (Outcome::Waiting, Some(wakers)) = (&outcome, machine.payload_mut(ticket)) {
-                wakers.clear();
-                wakers.push(cx.waker().clone());
-            }
-            outcome
+            let before = match (&outcome, machine.payload_mut(ticket)) {
+                (Outcome::Waiting, Some(wakers)) => wake_only(wakers, cx.waker()),
+                _ => Wakers::new(),
+            };
+            (outcome, before)
         };
-        let (spot, outcome) = match std::mem::replace(&mut self.stage, Stage::Done) {
+        let (spot, (outcome, before)) = match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Start(ask) => {
                 let shard = core.shard_of(&ask.key);
                 let enqueued = core.step_then(
@@ -69,6 +69,7 @@ impl Future for Acquire<'_> {
             }
             Stage::Done => return Poll::Pending,
         };
+        drop(before); // here, where no lock is held
         match outcome {
             Outcome::Waiting => {
                 self.stage = Stage::Waiting(spot);
@@ -85,9 +86,10 @@ impl Future for Acquire<'_> {
 impl Drop for Acquire<'_> {
     fn drop(&mut self) {
         if let Stage::Waiting(Spot { shard, ticket }) = self.stage {
-            self.handle
-                .core
-                .step(shard, |machine, now, actions| machine.forget(now, ticket, actions));
+            let core = &self.handle.core;
+            let wakers =
+                core.step(shard, |machine, now, actions| machine.forget(now, ticket, actions));
+            drop(wakers); // here, where no lock is held
         }
     }
 }

@@ -222,6 +222,7 @@ impl<G: Held> Lock<G> {
             None if self.options.fair || self.mode.is_permits() => Lane::Own,
             None => Lane::Shared,
         };
+        let nested = matches!(lane, Lane::Inside(_));
         let ask = Ask {
             key: key.clone(),
             mode: self.mode,
@@ -233,7 +234,8 @@ impl<G: Held> Lock<G> {
         };
         match Acquire::new(&self.handle, ask).await {
             Ok(Admission { spot, token, handed_over, waited, since }) => {
-                let hold = Hold::new(self.handle.clone(), spot, key.clone(), self.mode, since);
+                let handle = self.handle.clone();
+                let hold = Hold::new(handle, spot, key.clone(), self.mode, since, nested);
                 let shown = (!self.mode.is_permits()).then_some(token);
                 self.handle.core.observer.tell(&Event::Acquired {
                     key,
