@@ -250,6 +250,8 @@ pub enum LossReason {
     MaxHold,
     /// The client was shut down.
     Shutdown,
+    /// The lock that it was nested in was given back.
+    Released,
 }
 
 impl fmt::Display for LossReason {
@@ -260,6 +262,7 @@ impl fmt::Display for LossReason {
             LossReason::Broken { by } => write!(f, "it was broken by {by}"),
             LossReason::MaxHold => f.write_str("it was held for max_hold"),
             LossReason::Shutdown => f.write_str("the client was shut down"),
+            LossReason::Released => f.write_str("the lock that it was nested in was given back"),
         }
     }
 }

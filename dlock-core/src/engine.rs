@@ -289,11 +289,9 @@ impl<W> Engine<W> {
             && held == Released::Released
             && !nested
         {
-            // Ends the lease whatever waits here: it asks anew.
-            if let Some(room) = self.rooms.get_mut(gate) {
-                room.gate.ended();
-            }
+            // Ends the lease whoever waits here, who asks anew, or is nested in it.
             self.tickets[ticket].phase = Phase::Releasing;
+            self.lost(gate, tenure, LossReason::Released, out);
             self.keeper.leave(now, tenure, how, Some(ticket), out);
             return self.settle(now, gate, &mut None, out);
         }
@@ -337,7 +335,7 @@ impl<W> Engine<W> {
         if !self.planted.is(Plant::HandoverIgnoresDeadline)
             && let Some(said) = self.keeper.lapse(now, tenure, out)
         {
-            self.heard(now, tenure, gate, said, out);
+            self.heard(now, tenure, self.root_of(gate), said, out);
         }
         let Some(room) = self.rooms.get_mut(gate) else { return };
         room.gate.depart(ticket);

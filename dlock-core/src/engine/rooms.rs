@@ -173,25 +173,36 @@ impl<W> Engine<W> {
         self.settle(now, id, &mut None, out);
     }
 
-    fn lost(&mut self, id: GateId, tenure: TenureId, reason: LossReason, out: &mut Actions) {
+    pub(super) fn lost(
+        &mut self,
+        id: GateId,
+        tenure: TenureId,
+        reason: LossReason,
+        out: &mut Actions,
+    ) {
         let Some(room) = self.rooms.get_mut(id).filter(|room| room.gate.tenure() == Some(tenure))
         else {
             return;
         };
         let key = room.key.clone();
-        out.push(Action::Lost(key, reason.clone()));
-        for ticket in room.gate.ended() {
+        let tenants = room.gate.ended();
+        let mut told = false;
+        for ticket in tenants {
             let Some(entry) = self.tickets.get_mut(ticket) else { continue };
             let inside = [entry.nested.take(), Some(entry.gate).filter(|gate| *gate != id)];
             if let Phase::Admitted { token, revoked, .. } = &mut entry.phase {
                 let reason = revoked.take().map_or_else(|| reason.clone(), |revoked| *revoked);
                 entry.phase = Phase::Lost { token: *token, reason };
                 out.push(Action::Wake(ticket));
+                told = true;
             }
             for gate in inside.into_iter().flatten() {
                 self.refuse_all(gate, &Refusal::Lost, out);
                 self.rooms.remove(gate);
             }
+        }
+        if told {
+            out.push(Action::Lost(key, reason));
         }
     }
 
