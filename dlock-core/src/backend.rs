@@ -68,15 +68,15 @@ pub struct Capabilities {
     pub shared: bool,
     /// Claims in [`Mode::Permits`].
     pub permits: bool,
-    /// Grants carry rising tokens.
-    pub tokens: bool,
     /// Queued claims are served first come, first served, over all processes.
     pub fifo: bool,
     /// [`Release::After`].
     pub release_after: bool,
     /// [`Backend::list`] and [`Backend::break_lock`].
     pub operators: bool,
-    /// The data outlives this process, so calls go through a network.
+    /// Calls go through a network: they run on the driver's thread, with time-outs.
+    /// If not, every call must be [answered](Call::answered) at once; one that is
+    /// under way counts as not answered.
     pub remote: bool,
 }
 
@@ -87,7 +87,6 @@ impl Capabilities {
             name,
             shared: true,
             permits: true,
-            tokens: true,
             fifo: true,
             release_after: true,
             operators: true,

@@ -40,6 +40,14 @@ impl Handle {
         self.holder.client
     }
 
+    pub(crate) fn is_fifo(&self) -> bool {
+        self.capabilities.fifo
+    }
+
+    pub(crate) fn can_release_after(&self) -> bool {
+        self.capabilities.release_after
+    }
+
     pub(crate) fn supports(&self, mode: Mode) -> bool {
         match mode {
             Mode::Exclusive => true,
@@ -269,7 +277,13 @@ impl Dlock {
             self.guards_gone(LET_GO).await;
         }
         self.flushed().await;
-        core.guards.load(Ordering::Acquire)
+        self.holding()
+    }
+
+    /// How many hold a lock, or have been given one.
+    fn holding(&self) -> usize {
+        let core = &self.handle.core;
+        core.look_all(|machine| machine.admitted()).into_iter().sum()
     }
 
     /// Whether every guard was gone in time.
@@ -277,11 +291,12 @@ impl Dlock {
         let core = &self.handle.core;
         let gone = async {
             loop {
-                let changed = core.guard_gone.notified();
-                if core.guards.load(Ordering::Acquire) == 0 {
+                if self.holding() == 0 {
                     return;
                 }
-                changed.await;
+                // One that was admitted and not polled yet tells nobody when it goes.
+                let changed = core.guard_gone.notified();
+                let _ = tokio::time::timeout(Duration::from_millis(10), changed).await;
             }
         };
         tokio::time::timeout(within, gone).await.is_ok()
@@ -291,8 +306,7 @@ impl Dlock {
     async fn flushed(&self) {
         let core = &self.handle.core;
         let until = core.now() + self.handle.config.call_timeout;
-        while core.guards.load(Ordering::Acquire) == 0 && !core.owes_nothing() && core.now() < until
-        {
+        while !core.owes_nothing() && core.now() < until {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

@@ -60,6 +60,12 @@ impl fmt::Debug for Moment {
     }
 }
 
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const SUSPENDED_TIME_COUNTS: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+/// Elsewhere the monotonic clock must do, whatever it counts.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const SUSPENDED_TIME_COUNTS: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+
 /// Where a client reads the time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Clock {
@@ -78,14 +84,15 @@ impl Clock {
     pub(crate) fn tokio() -> Self {
         // The whole process shares one start, so that moments of several
         // clients of one store can be compared.
+        // By the real clock: a paused one may be far ahead.
         static START: std::sync::OnceLock<tokio::time::Instant> = std::sync::OnceLock::new();
-        Clock::Tokio(*START.get_or_init(tokio::time::Instant::now))
+        Clock::Tokio(*START.get_or_init(|| std::time::Instant::now().into()))
     }
 
     pub(crate) fn now(self) -> Moment {
         match self {
             Clock::Boot => {
-                let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+                let time = rustix::time::clock_gettime(SUSPENDED_TIME_COUNTS);
                 let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
                 let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
                 Moment(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))

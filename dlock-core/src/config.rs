@@ -174,9 +174,9 @@ impl Config {
     /// Whether every value is within its bounds.
     pub(crate) fn check(&self) -> Result<()> {
         let bounded = |name: &str, value: Duration, max: Duration| {
-            if value.is_zero() || value > max {
+            if value < Duration::from_millis(1) || value > max {
                 return Err(fault(format!(
-                    "`{name}` is {}, but must be above zero and at most {}",
+                    "`{name}` is {}, but must be a millisecond at least and {} at most",
                     humantime::format_duration(value),
                     humantime::format_duration(max),
                 )));

@@ -14,7 +14,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
@@ -61,7 +61,6 @@ pub(crate) struct Core {
     calls: Option<UnboundedSender<Order>>,
     timer: Timer,
     pub(crate) observer: Observer,
-    pub(crate) guards: AtomicUsize,
     pub(crate) guard_gone: Notify,
 }
 
@@ -112,7 +111,6 @@ impl Core {
             calls,
             timer: Timer { rings: AtomicU64::new(u64::MAX), ..Timer::default() },
             observer,
-            guards: AtomicUsize::new(0),
             guard_gone: Notify::new(),
         });
         let ear: Arc<dyn Listener> = core.ear.clone();
@@ -190,10 +188,17 @@ impl Core {
         drop(machine);
         self.ring_at(due);
         wakers.into_iter().for_each(Waker::wake);
+        let mut news = Actions::new();
         for action in actions {
             match action {
                 Action::Wake(_) => {}
                 Action::Call(call, request) => self.send(shard, call, request),
+                told => news.push(told),
+            }
+        }
+        for action in news {
+            match action {
+                Action::Wake(_) | Action::Call(..) => {}
                 Action::Renewed(key) => self.observer.tell(&Event::Renewed { key: &key }),
                 Action::Uncertain(key, error) => {
                     self.observer.tell(&Event::Uncertain { key: &key, error: &error });
@@ -256,6 +261,10 @@ impl Core {
         let sent = calls.send(Order::Job(Box::pin(job)));
         match answered.await {
             Ok(Some(made)) => made,
+            Ok(None) if operation == Operation::Break => {
+                Err(Error::new(ErrorKind::Unknown, operation)
+                    .saying(format!("no answer within {call_timeout:?}; it may have happened")))
+            }
             Ok(None) => silence(format!("no answer within {call_timeout:?}")),
             Err(_) if sent.is_err() => silence("the driver has ended".into()),
             Err(_) => silence("the driver ended before the answer".into()),

@@ -134,9 +134,11 @@ impl<W> Engine<W> {
         payload: W,
         out: &mut Actions,
     ) -> Result<Ticket, Refusal> {
-        if self.closed {
+        // What is nested is no new claim: a body that has its grace may go on.
+        if self.closed && !matches!(ask.lane, Lane::Inside(_)) {
             return Err(Refusal::ShuttingDown);
         }
+        let full = if ask.wait == Wait::Try { Refusal::Busy(None) } else { Refusal::Overloaded };
         let gate = match ask.lane {
             Lane::Shared => match self.shared.get(&ask.key) {
                 Some(gate) => {
@@ -155,7 +157,7 @@ impl<W> Engine<W> {
             Lane::Own => {
                 let waiting = self.apart.entry_ref(&ask.key).or_default();
                 if *waiting >= self.limits.waiters {
-                    return Err(Refusal::Overloaded);
+                    return Err(full);
                 }
                 *waiting += 1;
                 self.open_room(Gate::new(), &ask, Kind::Own)
@@ -163,7 +165,7 @@ impl<W> Engine<W> {
             Lane::Inside(parent) => self.gate_inside(parent, &ask).ok_or(Refusal::Lost)?,
         };
         if self.rooms[gate].gate.waiting() >= self.limits.waiters {
-            return Err(Refusal::Overloaded);
+            return Err(full);
         }
         self.waiting += 1;
         let ticket = self.tickets.insert(Entry {
@@ -189,7 +191,7 @@ impl<W> Engine<W> {
             attempt,
             deadline,
         });
-        if !attempt && let Some(tenure) = room.gate.tenure() {
+        if !attempt && let Some(tenure) = room.gate.asking() {
             self.keeper.join_queue(tenure);
         }
         self.settle(now, gate, &mut None, out);
@@ -345,14 +347,33 @@ impl<W> Engine<W> {
                 room.gate.depart(ticket);
             }
             self.settle(now, root, &mut None, out);
+            self.stop_if_all_revoked(root, tenure);
         } else {
             self.settle(now, gate, reply_to, out);
+            self.stop_if_all_revoked(gate, tenure);
+        }
+    }
+
+    /// A lease whose tenants were all told that it is over is not renewed.
+    fn stop_if_all_revoked(&mut self, id: GateId, tenure: TenureId) {
+        let Some(room) = self.rooms.get(id) else { return };
+        let mut tenants = room.gate.tenants().iter().filter_map(|tenant| self.tickets.get(*tenant));
+        let revoked =
+            |entry: &Entry<W>| matches!(entry.phase, Phase::Admitted { revoked: Some(_), .. });
+        if room.gate.tenure() == Some(tenure)
+            && !room.gate.tenants().is_empty()
+            && tenants.all(revoked)
+        {
+            self.keeper.stop_renewing(tenure);
         }
     }
 
     /// The only tenant of an exclusive lease goes on as a reader, with the token
     /// that is answered.
     pub fn downgrade(&mut self, now: Moment, ticket: Ticket, out: &mut Actions) -> Option<u64> {
+        if let Standing::Lost(_) = self.standing(now, ticket) {
+            return None;
+        }
         let entry = self.tickets.get_mut(ticket)?;
         let gate = entry.gate;
         let Phase::Admitted { tenure, token, .. } = &mut entry.phase else { return None };
@@ -432,15 +453,17 @@ impl<W> Engine<W> {
         *revoked = Some(Box::new(reason.clone()));
         out.push(Action::Wake(ticket));
         let gate = entry.gate;
-        let Some(room) = self.rooms.get(self.root_of(gate)) else { return };
+        let root = self.root_of(gate);
+        let Some(room) = self.rooms.get(root) else { return };
         out.push(Action::Lost(room.key.clone(), reason));
-        let others = room.gate.tenants().iter().any(|tenant| {
-            let entry = self.tickets.get(*tenant);
-            entry.is_some_and(|entry| matches!(entry.phase, Phase::Admitted { revoked: None, .. }))
-        });
-        if !others {
-            self.keeper.stop_renewing(tenure);
-        }
+        self.stop_if_all_revoked(root, tenure);
+    }
+
+    /// An admitted ticket may be held for this much longer.
+    pub fn limit_hold(&mut self, now: Moment, ticket: Ticket, hold: Duration) {
+        let Some(entry) = self.tickets.get_mut(ticket) else { return };
+        entry.max_hold = NonZeroU64::new(nanos(now.since(entry.since) + hold));
+        self.holds.set(entry.ends(), ticket);
     }
 
     /// What this process holds and waits for.
@@ -468,9 +491,16 @@ impl<W> Engine<W> {
             && self.keeper.is_empty()
     }
 
-    /// Whether nothing is owed to the backend.
+    /// Whether no release is owed to the backend.
     pub fn owes_nothing(&self) -> bool {
-        self.keeper.is_empty()
+        self.keeper.owes_nothing()
+    }
+
+    /// How many tickets are admitted, whether or not anybody has looked yet.
+    pub fn admitted(&self) -> usize {
+        let admitted =
+            |entry: &&Entry<W>| matches!(entry.phase, Phase::Admitted { .. } | Phase::Lost { .. });
+        self.tickets.values().filter(admitted).count()
     }
 }
 

@@ -18,7 +18,8 @@
 //!
 //! Readers that come while readers are inside join them under the same
 //! conditions, unless a writer waits here (first in, first out) or somebody
-//! waits elsewhere.
+//! waits elsewhere. One that may not join goes *apart*, with a claim of its own,
+//! and the backend decides.
 //!
 //! A gate *inside* a lease serves the tasks nested in one tenant: it never asks
 //! nor leaves, it only lets them in one after the other.
@@ -51,7 +52,7 @@ pub struct HandoverLimits {
 }
 
 /// A task in the queue.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
     pub(crate) ticket: Ticket,
     pub(crate) mode: Mode,
@@ -66,10 +67,28 @@ pub(crate) struct Waiting {
 /// What is to be done next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    Admit { ticket: Ticket, token: u64, handed_over: bool },
-    RefuseBusy { ticket: Ticket },
-    Ask { first: Ticket, ttl: u64, queue: bool, tokens: u32, instead_of: Option<TenureId> },
-    Leave { tenure: TenureId },
+    Admit {
+        ticket: Ticket,
+        token: u64,
+        handed_over: bool,
+    },
+    RefuseBusy {
+        ticket: Ticket,
+    },
+    /// This one is to have a claim of its own.
+    Apart {
+        waiting: Waiting,
+    },
+    Ask {
+        first: Ticket,
+        ttl: u64,
+        queue: bool,
+        tokens: u32,
+        instead_of: Option<TenureId>,
+    },
+    Leave {
+        tenure: TenureId,
+    },
 }
 
 /// The queue; the first in it costs no allocation.
@@ -247,7 +266,8 @@ impl Gate {
         std::mem::take(&mut self.tenants)
     }
 
-    pub(crate) fn others_wait(&mut self) {
+    /// Somebody waits elsewhere.
+    pub(crate) fn set_others_wait(&mut self) {
         if let Lease::Held(tenancy) = &mut self.lease {
             tenancy.others_wait = true;
         }
@@ -266,8 +286,10 @@ impl Gate {
     /// The only tenant goes on as a reader, with this token.
     pub(crate) fn downgrade(&mut self) -> Option<u64> {
         let Lease::Held(tenancy) = &mut self.lease else { return None };
-        if self.tenants.len() > 1 {
-            return None; // something exclusive is nested in it
+        // Something exclusive may be nested in it, and the backend may have given
+        // fewer tokens than it was asked for.
+        if self.tenants.len() > 1 || tenancy.token >= tenancy.last_token {
+            return None;
         }
         if tenancy.mode == Mode::Exclusive {
             tenancy.mode = Mode::Shared;
@@ -281,6 +303,14 @@ impl Gate {
             Lease::Vacant | Lease::Inside { .. } => None,
             Lease::Asking { tenure, .. } => Some(*tenure),
             Lease::Held(tenancy) => Some(tenancy.tenure),
+        }
+    }
+
+    /// The claim that was not answered yet.
+    pub(crate) fn asking(&self) -> Option<TenureId> {
+        match &self.lease {
+            Lease::Asking { tenure, .. } => Some(*tenure),
+            _ => None,
         }
     }
 
@@ -339,8 +369,16 @@ impl Gate {
             }
             Lease::Held(tenancy) => {
                 let token = tenancy.token;
-                let joins = self.queue.front().is_some_and(|first| tenancy.joined_by(first, &view));
-                if joins { self.admit(token, true) } else { self.refuse_attempt() }
+                let reads = tenancy.mode == Mode::Shared;
+                match self.queue.front() {
+                    Some(first) if reads && first.mode == Mode::Shared => {
+                        if tenancy.joined_by(first, &view) {
+                            return self.admit(token, true);
+                        }
+                        self.take(0).map(|waiting| Step::Apart { waiting })
+                    }
+                    _ => self.refuse_attempt(),
+                }
             }
         }
     }
@@ -398,10 +436,6 @@ impl Tenancy {
     }
 
     fn joined_by<F: Fn(TenureId) -> bool>(&self, next: &Waiting, view: &View<F>) -> bool {
-        self.mode == Mode::Shared
-            && self.suits(next)
-            && (view.fit)(self.tenure)
-            && !self.others_wait
-            && !self.is_over(view)
+        self.suits(next) && (view.fit)(self.tenure) && !self.others_wait && !self.is_over(view)
     }
 }

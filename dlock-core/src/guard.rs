@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+
+use smallvec::SmallVec;
 
 use crate::claim::{LossReason, Mode, Release, Released, Token};
 use crate::client::Handle;
@@ -30,6 +31,77 @@ pub enum State {
     Lost,
 }
 
+/// Somebody who wants to know when a lock is lost, for as long as this lives.
+pub(crate) struct Watch<'a> {
+    hold: &'a Hold,
+    waker: Option<Waker>,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(hold: &'a Hold) -> Self {
+        Watch { hold, waker: None }
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
+        if let Standing::Lost(reason) = self.hold.standing() {
+            return Poll::Ready(reason);
+        }
+        if self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            return self.look_again();
+        }
+        self.unregister();
+        self.waker = Some(cx.waker().clone());
+        let Spot { shard, ticket } = self.hold.spot;
+        self.hold.handle.core.look(shard, |machine| {
+            if let Some(wakers) = machine.payload_mut(ticket) {
+                wakers.push(cx.waker().clone());
+            }
+        });
+        self.look_again()
+    }
+
+    /// It may have been lost, and everybody woken, just before this one registered.
+    fn look_again(&self) -> Poll<LossReason> {
+        match self.hold.standing() {
+            Standing::Lost(reason) => Poll::Ready(reason),
+            Standing::Held { .. } => Poll::Pending,
+        }
+    }
+
+    fn unregister(&mut self) {
+        let Some(waker) = self.waker.take() else { return };
+        let Spot { shard, ticket } = self.hold.spot;
+        let removed = self.hold.handle.core.look(shard, |machine| {
+            let wakers = machine.payload_mut(ticket)?;
+            // Any one that wakes the same task will do: each watch added one.
+            let place = wakers.iter().position(|other| other.will_wake(&waker))?;
+            Some(wakers.swap_remove(place))
+        });
+        drop(removed); // here, where no lock is held
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.unregister();
+    }
+}
+
+/// Runs a future for as long as all of these are held.
+pub(crate) async fn run_under<T>(holds: &[&Hold], future: impl Future<Output = T>) -> Result<T> {
+    let mut future = pin!(future);
+    let mut watches: SmallVec<[Watch<'_>; 1]> = holds.iter().map(|hold| Watch::new(hold)).collect();
+    std::future::poll_fn(|cx| {
+        for watch in &mut watches {
+            if let Poll::Ready(reason) = watch.poll(cx) {
+                return Poll::Ready(Err(watch.hold.lost_error(&reason)));
+            }
+        }
+        future.as_mut().poll(cx).map(Ok)
+    })
+    .await
+}
+
 /// Lets go when dropped, in the background.
 pub(crate) struct Hold {
     handle: Arc<Handle>,
@@ -51,7 +123,6 @@ impl Hold {
         since: Moment,
         nested: bool,
     ) -> Self {
-        handle.core.guards.fetch_add(1, Ordering::Relaxed);
         Hold { handle, spot, key, mode, since, nested, let_go: false }
     }
 
@@ -73,6 +144,12 @@ impl Hold {
         }
     }
 
+    /// It may be held for this much longer.
+    pub(crate) fn limit(&self, hold: Duration) {
+        let Spot { shard, ticket } = self.spot;
+        self.handle.core.step(shard, |machine, now, _| machine.limit_hold(now, ticket, hold));
+    }
+
     fn valid_for(&self) -> Duration {
         match self.standing() {
             Standing::Held { until, .. } => until.since(self.handle.core.now()),
@@ -80,40 +157,13 @@ impl Hold {
         }
     }
 
-    pub(crate) fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<LossReason> {
-        let Spot { shard, ticket } = self.spot;
-        let now = self.handle.core.now();
-        self.handle.core.look(shard, |machine| {
-            if let Standing::Lost(reason) = machine.standing(now, ticket) {
-                return Poll::Ready(reason);
-            }
-            if let Some(wakers) = machine.payload_mut(ticket)
-                && !wakers.iter().any(|waker| waker.will_wake(cx.waker()))
-            {
-                wakers.push(cx.waker().clone());
-            }
-            Poll::Pending
-        })
-    }
-
     async fn lost(&self) -> LossReason {
-        std::future::poll_fn(|cx| self.poll_lost(cx)).await
+        let mut watch = Watch::new(self);
+        std::future::poll_fn(|cx| watch.poll(cx)).await
     }
 
-    pub(crate) async fn run<T>(&self, future: impl Future<Output = T>) -> Result<T> {
-        let mut future = pin!(reentry::inside(self.frame(), future));
-        std::future::poll_fn(|cx| self.poll_run(cx, future.as_mut())).await
-    }
-
-    pub(crate) fn poll_run<T>(
-        &self,
-        cx: &mut Context<'_>,
-        future: Pin<&mut impl Future<Output = T>>,
-    ) -> Poll<Result<T>> {
-        if let Poll::Ready(reason) = self.poll_lost(cx) {
-            return Poll::Ready(Err(self.lost_error(&reason)));
-        }
-        future.poll(cx).map(Ok)
+    async fn run<T>(&self, future: impl Future<Output = T>) -> Result<T> {
+        run_under(&[self], reentry::inside(self.frame(), future)).await
     }
 
     pub(crate) fn lost_error(&self, reason: &LossReason) -> Error {
@@ -154,8 +204,14 @@ impl Hold {
         } else {
             None
         };
-        let Some(fault) = fault else { return self.release(Release::After(duration)).await };
-        let error = Error::new(ErrorKind::Invalid, Operation::Release)
+        let (kind, fault) = match fault {
+            Some(fault) => (ErrorKind::Invalid, fault),
+            None if self.handle.can_release_after() => {
+                return self.release(Release::After(duration)).await;
+            }
+            None => (ErrorKind::Unsupported, "the backend has no release_after"),
+        };
+        let error = Error::new(kind, Operation::Release)
             .on(&self.key)
             .saying(format!("{fault}; the lock was released at once"));
         let _ = self.release(Release::Now).await?;
@@ -170,9 +226,7 @@ impl Hold {
         let core = &self.handle.core;
         let held = now.since(self.since);
         core.observer.tell(&Event::Released { key: &self.key, held });
-        if core.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
-            core.guard_gone.notify_waiters();
-        }
+        core.guard_gone.notify_waiters();
     }
 }
 

@@ -28,9 +28,6 @@ impl Hasher for AsItIs {
     fn write_u64(&mut self, hash: u64) {
         self.0 = hash;
     }
-    fn write_u128(&mut self, random: u128) {
-        self.0 = random as u64;
-    }
     fn finish(&self) -> u64 {
         self.0
     }

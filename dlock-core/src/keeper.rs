@@ -171,7 +171,7 @@ impl Keeper {
     /// leaves by itself.
     fn replaced(&mut self, now: Moment, old: TenureId, out: &mut Actions) -> Option<Owner> {
         let tenure = self.tenures.get(old)?;
-        if tenure.awaits_acquire() || tenure.doubt != Doubt::NONE {
+        if tenure.awaits_acquire() || tenure.is_in_doubt(now) {
             self.leave(now, old, Release::Now, None, out);
             return None;
         }
@@ -247,10 +247,7 @@ impl Keeper {
                 Some(None)
             }
             Phase::Leaving { give_up, reply_to, told, .. } => {
-                let over = match tenure.doubt {
-                    Doubt::NONE => now >= give_up,
-                    _ => now >= give_up + OWED,
-                };
+                let over = now >= if tenure.is_in_doubt(now) { give_up + OWED } else { give_up };
                 if !over {
                     if !tenure.awaits_acquire() {
                         self.send(now, id, out);
@@ -323,6 +320,10 @@ impl Keeper {
 
     pub(crate) fn mode_and_ttl(&self, id: TenureId) -> Option<(Mode, u64)> {
         self.tenures.get(id).map(|tenure| (tenure.claim.mode, nanos(tenure.claim.ttl)))
+    }
+
+    pub(crate) fn owes_nothing(&self) -> bool {
+        !self.tenures.values().any(|tenure| matches!(tenure.phase, Phase::Leaving { .. }))
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -15,8 +15,10 @@
 //! (with `kind`), `dlock_renewed_total`, `dlock_uncertain_total`,
 //! `dlock_lost_total`, histograms `dlock_wait_seconds` and `dlock_hold_seconds`.
 //!
-//! `key` and the metrics' label `lock` are the key's template or the name given
-//! in code, never its values: see [`Key::label`](crate::Key::label).
+//! `key` is the key's template or the name given in code, not its values; for a
+//! key made from a plain text it is that text: see
+//! [`Key::label`](crate::Key::label). The metrics' label `lock` is the template
+//! or the name, else `unnamed`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -69,7 +71,12 @@ impl Observer {
         #[cfg(feature = "metrics")]
         count(event);
         if let Some(hook) = &self.hook {
-            hook(event);
+            // Somebody else's code on the driver's thread, or in a drop: its panic
+            // must not end either.
+            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hook(event)));
+            if told.is_err() {
+                tracing::error!(target: "dlock::lock", "the on_event hook panicked");
+            }
         }
     }
 }

@@ -111,3 +111,25 @@ pub(crate) fn nesting(client: u64, key: &Key, mode: Mode) -> Result<Option<Spot>
     }
     Ok(None)
 }
+
+/// Whether these keys, sorted, can be taken one after the other inside what this
+/// code holds.
+///
+/// # Errors
+/// `WouldDeadlock` if one of them is held already and another one comes before
+/// it: whoever takes all of them elsewhere takes that one first.
+pub(crate) fn in_order(client: u64, keys: &[Key]) -> Result<()> {
+    let innermost = innermost();
+    let is_held = |key: &Key| {
+        frames(&innermost)
+            .any(|frame| frame.client == client && frame.key == *key && !frame.mode.is_permits())
+    };
+    let last_held = keys.iter().rposition(&is_held);
+    let before = last_held.and_then(|last| keys[..last].iter().find(|key| !is_held(key)));
+    match before {
+        Some(key) => Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire).on(key).saying(
+            "this code holds a key of the all_of that comes after this one; take the all_of first",
+        )),
+        None => Ok(()),
+    }
+}

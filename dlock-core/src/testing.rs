@@ -106,7 +106,9 @@ pub fn is_locked(key: &Key) -> bool {
     crate::reentry::is_inside(key)
         || global().is_ok_and(|dlock| {
             let held = dlock.local_state().held;
-            held.iter().any(|held| held.key == *key && held.state != crate::State::Lost)
+            held.iter().any(|held| {
+                held.key == *key && !held.mode.is_permits() && held.state != crate::State::Lost
+            })
         })
 }
 

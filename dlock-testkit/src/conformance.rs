@@ -1,7 +1,7 @@
 //! The conformance suite of a backend: one function per promise.
 //!
 //! Which promises apply is decided by the backend's
-//! [`Capabilities`](dlock_core::Capabilities); what it does not claim is not
+//! [`Capabilities`]; what it does not claim is not
 //! tried, and said so. To run it on a backend of your own:
 //!
 //! ```
@@ -25,7 +25,6 @@ mod waiting;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -93,6 +92,7 @@ where
         exclusion::try_lock_says_busy;
         exclusion::tokens_rise_over_clients;
         exclusion::readers_share_and_writers_exclude if shared;
+        exclusion::late_readers_share if shared;
         exclusion::mixed_readers_and_writers if shared;
         exclusion::a_mutex_is_a_writer if shared;
         exclusion::downgrade_lets_readers_in if shared;
@@ -215,8 +215,4 @@ async fn all(tasks: Vec<tokio::task::JoinHandle<()>>) {
             std::panic::resume_unwind(error.into_panic());
         }
     }
-}
-
-fn shared<T>(value: T) -> Arc<T> {
-    Arc::new(value)
 }

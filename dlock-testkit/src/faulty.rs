@@ -77,7 +77,8 @@ impl<B: Backend> Faulty<B> {
         self.switch.calls.fetch_add(1, Ordering::Relaxed);
         let error = move |kind| Error::new(kind, operation).saying("as the test wants it");
         let weather = self.switch.get();
-        let Some(latency) = self.latency else {
+        let latency = self.latency.or(self.inner.capabilities().remote.then_some(Duration::ZERO));
+        let Some(latency) = latency else {
             return match weather {
                 Weather::Fine => call(),
                 Weather::Unreachable => Call::answered(failed(error(ErrorKind::Unavailable))),

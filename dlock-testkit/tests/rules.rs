@@ -2,6 +2,7 @@
 //! covers: re-entry, bad input, names, scopes, observation.
 
 use std::cell::Cell;
+use std::future::Future as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -163,6 +164,88 @@ async fn nested_tasks_hear_of_the_loss() {
     .await;
 }
 
+/// Whoever takes all of them elsewhere takes the first one first.
+#[tokio::test(start_paused = true)]
+async fn an_all_of_inside_one_of_its_keys_keeps_the_order() {
+    let dlock = testing::client();
+    let middle = dlock.mutex("m").lock().await.unwrap();
+    middle
+        .run(async {
+            let error = dlock.all_of(["a", "m"]).lock().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
+            assert_eq!(dlock.all_of(["m", "z"]).lock().await.unwrap().tokens().count(), 2);
+        })
+        .await
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_of_an_all_of_counts_when_all_are_held() {
+    let dlock = testing::client();
+    let busy = dlock.mutex("b").lock().await.unwrap();
+    let both = dlock.all_of(["a", "b"]).max_hold(Duration::from_millis(100));
+    let both = tokio::spawn(async move { both.lock().await.unwrap() });
+    sleep(Duration::from_millis(500)).await;
+    drop(busy);
+    let both = both.await.unwrap();
+    assert_eq!(both.state(), State::Held);
+    assert_eq!(both.valid_for(), Duration::from_millis(100));
+    sleep(Duration::from_millis(101)).await;
+    assert_eq!(both.state(), State::Lost);
+}
+
+/// A reader whose `max_hold` is over does not keep the lease when it is alone.
+#[tokio::test(start_paused = true)]
+async fn a_revoked_reader_does_not_keep_writers_out() {
+    let dlock = testing::client();
+    let read = dlock.rwlock("a").read().ttl(Duration::from_secs(1));
+    let revoked = read.clone().max_hold(Duration::from_millis(50)).lock().await.unwrap();
+    let other = read.lock().await.unwrap();
+    revoked.lost().await;
+    assert_eq!(other.state(), State::Held);
+    drop(other);
+    let writer = dlock.mutex("a").lock().await.expect("when the ttl is over");
+    assert_eq!(revoked.state(), State::Lost);
+    drop(writer);
+}
+
+// -- rule 16: shutdown ------------------------------------------------------
+
+/// A task that was given the lock and has not been polled since holds it too.
+#[tokio::test(start_paused = true)]
+async fn shutdown_waits_for_who_was_just_let_in() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a");
+    let guard = lock.lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move {
+            let guard = lock.lock().await.unwrap();
+            guard.run(sleep(Duration::from_secs(60))).await
+        }
+    });
+    sleep(Duration::from_millis(1)).await;
+    drop(guard); // the waiter is admitted, and not polled before shutdown starts
+    assert_eq!(dlock.shutdown(Duration::from_millis(100)).await, 0);
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
+}
+
+/// A body that has its grace may still ask for what it holds.
+#[tokio::test(start_paused = true)]
+async fn reentry_goes_on_during_the_grace() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a");
+    let guard = lock.lock().await.unwrap();
+    let (left, nested) = tokio::join!(dlock.shutdown(Duration::from_secs(5)), async {
+        sleep(Duration::from_secs(1)).await;
+        let nested = guard.run(async { lock.lock().await.map(drop) }).await.unwrap();
+        drop(guard);
+        nested
+    });
+    assert_eq!(left, 0);
+    nested.unwrap();
+}
+
 // -- rule 13 and bad input --------------------------------------------------
 
 #[tokio::test]
@@ -308,6 +391,32 @@ async fn events_are_told() {
     assert_eq!(told.last(), Some(&"released"));
     assert!(told.contains(&"refused"));
     assert!(told.iter().filter(|name| **name == "renewed").count() >= 3, "{told:?}");
+}
+
+/// Watching a guard from many tasks leaves nothing behind; a hook that panics
+/// ends nothing.
+#[tokio::test]
+async fn watchers_and_hooks_do_no_harm() {
+    struct Counted(std::sync::atomic::AtomicUsize);
+    impl std::task::Wake for Counted {
+        fn wake(self: Arc<Self>) {}
+    }
+    let dlock = Dlock::builder().url("memory://watched").on_event(|_| panic!("on purpose"));
+    let dlock = dlock.connect().await.unwrap();
+    let guard = dlock.mutex("a").lock().await.unwrap();
+    let counted = Arc::new(Counted(0.into()));
+    for _ in 0..100 {
+        let waker = Arc::new(Counted(0.into())).into();
+        let other = counted.clone().into();
+        let mut lost = Box::pin(guard.lost());
+        for waker in [&waker, &other] {
+            let mut context = std::task::Context::from_waker(waker);
+            assert!(lost.as_mut().poll(&mut context).is_pending());
+        }
+    }
+    assert_eq!(Arc::strong_count(&counted), 1, "no waker is kept");
+    assert_eq!(counted.0.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(guard.release().await.unwrap(), Released::Released);
 }
 
 // -- rule 7: the last client ------------------------------------------------

@@ -11,7 +11,7 @@ use super::{Engine, GateId, Phase, Ticket};
 use crate::claim::{Holder, LossReason, Release};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::gate::{Gate, Step, View};
+use crate::gate::{Gate, Step, View, Waiting};
 use crate::keeper::{Said, TenureId, Wish};
 use crate::key::Key;
 
@@ -99,13 +99,8 @@ impl<W> Engine<W> {
             return;
         };
         room.gate.alarm = Moment::NEVER;
-        // Of a lock that a task of this very process holds, that task is in the way.
-        let tenant = room.gate.tenants().first().copied();
-        let holder = match tenant.and_then(|tenant| self.tickets.get(tenant)) {
-            Some(tenant) => Some(tenant.holder.clone()),
-            None => room.in_the_way(),
-        };
         let trouble = room.trouble();
+        let holder = self.in_the_way(id);
         while let Some(ticket) = self.rooms.get_mut(id).and_then(|room| room.gate.overdue(now)) {
             let refusal = Refusal::TimedOut { holder: holder.clone(), trouble: trouble.clone() };
             self.refuse(id, ticket, refusal, out);
@@ -162,7 +157,7 @@ impl<W> Engine<W> {
             }
             Said::Renewed { others_wait } => {
                 if others_wait {
-                    room.gate.others_wait();
+                    room.gate.set_others_wait();
                 }
                 out.push(Action::Renewed(room.key.clone()));
             }
@@ -190,11 +185,15 @@ impl<W> Engine<W> {
         for ticket in tenants {
             let Some(entry) = self.tickets.get_mut(ticket) else { continue };
             let inside = [entry.nested.take(), Some(entry.gate).filter(|gate| *gate != id)];
-            if let Phase::Admitted { token, revoked, .. } = &mut entry.phase {
-                let reason = revoked.take().map_or_else(|| reason.clone(), |revoked| *revoked);
-                entry.phase = Phase::Lost { token: *token, reason };
-                out.push(Action::Wake(ticket));
-                told = true;
+            match &mut entry.phase {
+                Phase::Admitted { token, revoked, .. } => {
+                    told |= revoked.is_none(); // else it was told before
+                    let reason = revoked.take().map_or_else(|| reason.clone(), |revoked| *revoked);
+                    entry.phase = Phase::Lost { token: *token, reason };
+                    out.push(Action::Wake(ticket));
+                }
+                Phase::Releasing => told |= reason != LossReason::Released,
+                _ => {}
             }
             for gate in inside.into_iter().flatten() {
                 self.refuse_all(gate, &Refusal::Lost, out);
@@ -253,9 +252,10 @@ impl<W> Engine<W> {
                     self.admit(now, id, ticket, token, handed_over, out);
                 }
                 Some(Step::RefuseBusy { ticket }) => {
-                    let refusal = Refusal::Busy(room.in_the_way());
+                    let refusal = Refusal::Busy(self.in_the_way(id));
                     self.refuse(id, ticket, refusal, out);
                 }
+                Some(Step::Apart { waiting }) => self.set_apart(now, id, waiting, out),
                 Some(Step::Ask { first, ttl, queue, tokens, instead_of }) => {
                     let entry = &self.tickets[first];
                     let wish = Wish {
@@ -280,6 +280,30 @@ impl<W> Engine<W> {
             }
         }
         self.close_room_if_unused(id);
+    }
+
+    /// Gives a task that waits here a claim of its own.
+    fn set_apart(&mut self, now: Moment, id: GateId, waiting: Waiting, out: &mut Actions) {
+        let key = self.rooms[id].key.clone();
+        let apart = self.apart.entry_ref(&key).or_default();
+        if *apart >= self.limits.waiters {
+            let refusal = if waiting.attempt { Refusal::Busy(None) } else { Refusal::Overloaded };
+            return self.refuse(id, waiting.ticket, refusal, out);
+        }
+        *apart += 1;
+        let mut gate = Gate::new();
+        gate.enqueue(waiting);
+        let own = self.rooms.insert(Room { gate, key, kind: Kind::Own, news: None });
+        self.tickets[waiting.ticket].gate = own;
+        self.settle(now, own, &mut None, out);
+        self.set_alarm(own, waiting.deadline);
+    }
+
+    /// Who is in the way: a task of this very process, or whom the backend named.
+    fn in_the_way(&self, id: GateId) -> Option<Arc<Holder>> {
+        let room = self.rooms.get(id)?;
+        let tenant = room.gate.tenants().first().and_then(|tenant| self.tickets.get(*tenant));
+        tenant.map(|tenant| tenant.holder.clone()).or_else(|| room.in_the_way())
     }
 
     fn admit(

@@ -27,6 +27,10 @@ impl Keeper {
         let flight = tenure.flight.take()?;
         tenure.count_doubt(now, &answer);
         let gate = tenure.gate;
+        if let Some(said) = self.lapse(now, id, out) {
+            return Some((id, gate, said)); // it came too late: what is lost stays lost
+        }
+        let tenure = self.tenures.get_mut(id)?;
         let said = match (tenure.phase, answer) {
             (Phase::Leaving { .. }, Answer::Release(outcome)) => {
                 self.release_answered(now, id, flight, outcome)
@@ -101,7 +105,10 @@ impl Keeper {
                 if self.hold(now, id, counted_from, self.tenures[id].claim.ttl) {
                     Some(Said::Granted(grant))
                 } else {
-                    self.send(now, id, out); // came too late to be of use: ask again
+                    // Came too late to be of use. Asked again, but not at once: the
+                    // ttl may be shorter than the way.
+                    let retry = self.retry_in(id);
+                    self.set_due(id, now + retry);
                     None
                 }
             }

@@ -97,6 +97,10 @@ impl Tenure {
         self.flight.is_some_and(|flight| flight.acquire)
     }
 
+    pub(super) fn is_in_doubt(&self, now: Moment) -> bool {
+        now < self.doubt.0
+    }
+
     pub(super) fn count_doubt(&mut self, now: Moment, answer: &Answer) {
         let error = match answer {
             Answer::Acquire(Err(error)) => {

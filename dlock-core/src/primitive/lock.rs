@@ -84,7 +84,7 @@ pub struct Lock<G> {
 pub(super) struct Options {
     ttl: Duration,
     wait: Option<Duration>,
-    max_hold: Option<Duration>,
+    pub(super) max_hold: Option<Duration>,
     fair: bool,
     tags: Vec<(String, String)>,
 }
@@ -206,6 +206,11 @@ impl<G: Held> Lock<G> {
         until: Option<Moment>,
     ) -> Result<Result<G, Error>> {
         self.options.check(key)?;
+        if self.options.fair && !self.handle.is_fifo() {
+            return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire)
+                .on(key)
+                .saying("the backend keeps no order over processes; leave out .fair()"));
+        }
         if !self.handle.supports(self.mode) {
             return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire)
                 .on(key)
@@ -359,12 +364,12 @@ impl Options {
         self.wait.map_or(Moment::NEVER, |wait| now + wait)
     }
 
-    fn check(&self, key: &Key) -> Result<()> {
+    pub(super) fn check(&self, key: &Key) -> Result<()> {
         let fault = |what: &str| {
             Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(key).saying(what))
         };
         if self.ttl < Duration::from_millis(1) {
-            return fault("the ttl is zero; give the lock a ttl of a millisecond at least");
+            return fault("the ttl is below a millisecond; give the lock one of some seconds");
         }
         if self.ttl > MAX_TTL {
             return fault(

@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use super::lock::{Lock, Options, lock_options};
 use crate::claim::{LossReason, Mode, Released, Token};
 use crate::client::Handle;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::guard::{Guard, State};
+use crate::guard::{Guard, State, Watch, run_under};
 use crate::key::Key;
 use crate::reentry;
 
@@ -69,7 +68,7 @@ impl MultiLock {
             let until = (!self.options.tries_once()).then_some(until);
             guards.push(lock.lock_until(until).await?); // on failure the guards go, and so the locks
         }
-        Ok(MultiGuard { guards })
+        Ok(self.held(guards))
     }
 
     /// Takes all of the keys if all are free; `None` if one is not.
@@ -85,14 +84,26 @@ impl MultiLock {
             let Some(guard) = lock.try_lock().await? else { return Ok(None) };
             guards.push(guard);
         }
-        Ok(Some(MultiGuard { guards }))
+        Ok(Some(self.held(guards)))
+    }
+
+    /// All of them are held: from now on `max_hold` counts.
+    fn held(&self, guards: Vec<Guard>) -> MultiGuard {
+        if let Some(hold) = self.options.max_hold {
+            guards.iter().for_each(|guard| guard.hold().limit(hold));
+        }
+        MultiGuard { guards }
     }
 
     fn locks(&self) -> Result<impl Iterator<Item = Lock<Guard>> + use<>> {
         let MultiLock { handle, keys, options } = self.clone();
-        Ok(keys?.into_iter().map(move |key| {
+        let keys = keys?;
+        reentry::in_order(handle.client(), &keys)?;
+        options.check(&keys[0])?;
+        Ok(keys.into_iter().map(move |key| {
             let mut lock = Lock::new(handle.clone(), Ok(key), Mode::Exclusive);
             lock.options = options.clone();
+            lock.options.max_hold = None; // counts when all of them are held
             lock
         }))
     }
@@ -142,10 +153,12 @@ impl MultiGuard {
     /// # Cancel safety
     /// May be dropped and called again.
     pub async fn lost(&self) -> (&Key, LossReason) {
+        let mut watches: Vec<_> =
+            self.guards.iter().map(|guard| (guard.key(), Watch::new(guard.hold()))).collect();
         std::future::poll_fn(|cx| {
-            for guard in &self.guards {
-                if let Poll::Ready(reason) = guard.hold().poll_lost(cx) {
-                    return Poll::Ready((guard.key(), reason));
+            for (key, watch) in &mut watches {
+                if let Poll::Ready(reason) = watch.poll(cx) {
+                    return Poll::Ready((*key, reason));
                 }
             }
             Poll::Pending
@@ -161,21 +174,10 @@ impl MultiGuard {
     /// # Cancel safety
     /// Dropping it drops the future; the guard goes on.
     pub async fn run<T>(&self, future: impl Future<Output = T>) -> Result<T> {
-        let last = self.guards.last().map(Guard::key);
-        let frames = self.guards.iter().map(|guard| {
-            let frame = guard.hold().frame();
-            last.map_or_else(|| guard.hold().frame(), |last| frame.among(last))
-        });
-        let mut future = pin!(reentry::inside_all(frames, future));
-        std::future::poll_fn(|cx| {
-            for guard in &self.guards {
-                if let Poll::Ready(reason) = guard.hold().poll_lost(cx) {
-                    return Poll::Ready(Err(guard.hold().lost_error(&reason)));
-                }
-            }
-            future.as_mut().poll(cx).map(Ok)
-        })
-        .await
+        let Some(last) = self.guards.last().map(Guard::key) else { return Ok(future.await) };
+        let frames = self.guards.iter().map(|guard| guard.hold().frame().among(last));
+        let holds: Vec<_> = self.guards.iter().map(Guard::hold).collect();
+        run_under(&holds, reentry::inside_all(frames, future)).await
     }
 
     /// Releases all of them, even when one release fails. `AlreadyLost` if one

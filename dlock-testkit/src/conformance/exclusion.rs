@@ -8,12 +8,12 @@ use dlock_core::{
     Attempt, Claim, Holder, Key, Mode, Moment, Notice, Owner, Release, Released, Renewed,
 };
 
-use super::{Suite, TTL, all, eventually, is_free, shared};
+use super::{Suite, TTL, all, eventually, is_free};
 use crate::history::History;
 
 /// Tasks of several processes, with hand-overs inside each: overlap and tokens.
 pub(super) async fn one_holder_at_a_time<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
-    let history = shared(History::default());
+    let history = Arc::new(History::default());
     let key = suite.key("exclusion");
     let mut tasks = Vec::new();
     for process in 0..3 {
@@ -80,8 +80,24 @@ pub(super) async fn readers_share_and_writers_exclude<F: Fn() -> B, B: Backend>(
     assert!(one.read().try_lock().await.expect("an answer").is_none());
 }
 
+/// Readers that come long after each other, or with another ttl, share all the same.
+pub(super) async fn late_readers_share<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("late"));
+    let (here, there) = (one.rwlock(key.as_str()).read(), two.rwlock(key.as_str()).read());
+    let mut guards = vec![here.lock().await.expect("the lock")];
+    for _ in 0..4 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        guards.push(here.try_lock().await.expect("an answer").expect("a reader beside it"));
+        guards.push(here.lock().await.expect("a reader beside it"));
+        guards.push(there.try_lock().await.expect("an answer").expect("a reader elsewhere"));
+    }
+    guards.push(here.clone().ttl(TTL * 2).lock().await.expect("a reader with another ttl"));
+    drop(guards);
+    drop(two.mutex(key.as_str()).lock().await.expect("the writer"));
+}
+
 pub(super) async fn mixed_readers_and_writers<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
-    let history = shared(History::default());
+    let history = Arc::new(History::default());
     let key = suite.key("mixed");
     let mut tasks = Vec::new();
     for _ in 0..2 {

@@ -1,12 +1,13 @@
 //! What happens when a lock is not held any more.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_core::backend::Backend;
 use dlock_core::{ErrorKind, LossReason, Released, State};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{PATIENT, SOON, Suite, TTL, all, eventually, is_free, shared};
+use super::{PATIENT, SOON, Suite, TTL, all, eventually, is_free};
 use crate::faulty::Weather;
 use crate::history::History;
 
@@ -194,7 +195,7 @@ pub(super) async fn release_after_keeps_the_key_taken<F: Fn() -> B, B: Backend>(
 /// A rolling restart: one process shuts down while its bodies run and another
 /// waits for the same lock.
 pub(super) async fn shutdown_lets_nobody_overlap<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
-    let history = shared(History::default());
+    let history = Arc::new(History::default());
     let key = suite.key("shutdown");
     let (leaving, staying) = (suite.client(), suite.client());
     let mut tasks = Vec::new();

@@ -8,7 +8,7 @@ use dlock_core::backend::Backend;
 use dlock_core::{Dlock, ErrorKind, Event};
 use tokio::time::Instant;
 
-use super::{SOON, Suite, all, eventually, is_free, shared};
+use super::{SOON, Suite, all, eventually, is_free};
 
 async fn waiters(client: &Dlock, key: &str) -> usize {
     client.inspect(key).await.expect("an inspection").waiters.len()
@@ -63,7 +63,7 @@ pub(super) async fn fair_is_first_come_first_served<F: Fn() -> B, B: Backend>(su
     let clients = [suite.client(), suite.client()];
     let key = suite.key("fair");
     let guard = clients[0].mutex(key.as_str()).lock().await.expect("the lock");
-    let order = shared(Mutex::new(Vec::new()));
+    let order = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for n in 0..8 {
         let lock = clients[n % 2].mutex(key.as_str()).fair();

@@ -130,17 +130,16 @@ impl Queue {
     /// See [`Backend::acquire`](crate::Backend::acquire).
     pub fn acquire(&mut self, now: Moment, claim: &Claim, out: &mut Vec<Sent>) -> Attempt {
         self.sweep(now);
-        let mut minting = self.minting(now);
+        let minting = self.minting(now);
         let floor = self.floor;
         let space = if claim.mode.is_permits() { &mut self.semaphores } else { &mut self.locks };
         let lock = space.entry_ref(&claim.key).or_insert_with(|| Lock::new(floor));
-        minting.planted = self.planted;
 
         if let Some(old) = claim.instead_of {
             lock.remove(old);
         }
         lock.expire(now);
-        if let Some(held) = lock.held(claim.owner) {
+        if let Some(held) = lock.held(claim.owner).filter(|held| !held.parked) {
             held.expires = now + claim.ttl;
             let grant = held.grant;
             lock.count_soonest();
@@ -156,7 +155,7 @@ impl Queue {
 
         // Settling may just have given it to this very claim: then this reply
         // says so, with a whole ttl, and no notice is needed.
-        if let Some(held) = lock.held(claim.owner) {
+        if let Some(held) = lock.held(claim.owner).filter(|held| !held.parked) {
             held.expires = now + claim.ttl;
             let grant = held.grant;
             lock.count_soonest();
@@ -197,12 +196,11 @@ impl Queue {
         let answer = match lock.held(lease.owner) {
             Some(held) if !held.parked => {
                 held.expires = now + lease.ttl;
-                let downgraded = held.mode != lease.mode;
-                held.mode = lease.mode;
-                lock.count_soonest();
-                if downgraded {
-                    lock.settle(minting, &lease.key, out);
+                if held.mode == Mode::Exclusive {
+                    held.mode = lease.mode; // an old renewal must not turn it back
                 }
+                lock.count_soonest();
+                lock.settle(minting, &lease.key, out);
                 let others_wait = lock.waiters.iter().any(|waiter| waiter.is_alive(now));
                 Renewed::Held { others_wait }
             }
