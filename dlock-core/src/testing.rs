@@ -58,7 +58,7 @@ fn new_scope() -> Scope {
 }
 
 /// Runs a future with an in-memory client of its own: inside it
-/// [`global`](crate::global), and so the attribute, uses that client.
+/// [`global`], and so the attribute, uses that client.
 ///
 /// Tasks spawned inside are outside; give them a clone of the client.
 pub async fn scope<T>(future: impl Future<Output = T>) -> T {
