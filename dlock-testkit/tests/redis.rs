@@ -198,3 +198,23 @@ async fn a_unix_socket_will_do() {
     let _guard = client.mutex("a").lock().await.expect("the lock");
     assert_eq!(server.cli(&["-n", "2", "EXISTS", "dlock:1:{default:a}:l"]), "1");
 }
+
+/// What an undisputed lock costs the server, counted by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_undisputed_lock_takes_few_server_calls() {
+    let Some(server) = RedisServer::start() else { return };
+    let client = client(&server);
+    let lock = client.mutex("a");
+    let _ = lock.lock().await.expect("the lock").release().await.expect("an answer");
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let _ = lock.lock().await.expect("the lock").release().await.expect("an answer");
+    let statistics = server.cli(&["INFO", "commandstats"]);
+    let calls = |name: &str| {
+        let line = statistics.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:")))?;
+        line.split("calls=").nth(1)?.split(',').next()?.parse::<u32>().ok()
+    };
+    assert_eq!(calls("evalsha"), Some(2), "{statistics}");
+    let inside = ["time", "incrby", "set", "get", "del"].map(|name| calls(name).unwrap_or(0));
+    assert_eq!(inside, [1; 5], "three to take it, two to give it back: {statistics}");
+    assert_eq!(statistics.lines().filter(|line| line.starts_with("cmdstat_")).count(), 7);
+}
