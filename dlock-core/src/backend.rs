@@ -11,6 +11,8 @@ use crate::error::Result;
 use crate::key::Key;
 
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 /// A call to a backend: under way, or answered already.
 #[must_use = "a call does nothing unless it is awaited"]

@@ -11,6 +11,8 @@ use url::Url;
 
 use crate::backend::Backend;
 use crate::backend::memory::Memory;
+#[cfg(feature = "redis")]
+use crate::backend::redis::Redis;
 use crate::engine::Limits;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::gate::HandoverLimits;
@@ -19,7 +21,15 @@ use crate::gate::HandoverLimits;
 pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The URL schemes that are built in.
-const SCHEMES: &[&str] = &["memory"];
+const SCHEMES: &[&str] = &[
+    "memory",
+    #[cfg(feature = "redis")]
+    "redis",
+    #[cfg(feature = "redis")]
+    "rediss",
+    #[cfg(feature = "redis")]
+    "redis+unix",
+];
 
 /// The options of a [`Config`]; the same names in a file, in a URL's query and,
 /// in capitals after the prefix, in the environment.
@@ -34,6 +44,7 @@ const OPTIONS: &[&str] = &[
     "max_waiters",
     "client_name",
     "password_file",
+    "database",
 ];
 
 /// How a client behaves.
@@ -47,7 +58,9 @@ const OPTIONS: &[&str] = &[
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Where the locks are kept: `memory://`, `memory://name`. Default `memory://`.
+    /// Where the locks are kept: `memory://`, `memory://name`,
+    /// `redis://user:password@host:port/database`, `rediss://` for TLS,
+    /// `redis+unix:///run/redis.sock`. Default `memory://`.
     pub url: String,
     /// Keeps the keys of one application apart from others'. Default `default`.
     pub namespace: String,
@@ -67,6 +80,8 @@ pub struct Config {
     pub client_name: Option<String>,
     /// A file with the password, for backends that want one.
     pub password_file: Option<PathBuf>,
+    /// The number of the database, for backends that number them; else as the URL says.
+    pub database: Option<i64>,
 }
 
 impl Default for Config {
@@ -82,6 +97,7 @@ impl Default for Config {
             max_waiters: 10_000,
             client_name: None,
             password_file: None,
+            database: None,
         }
     }
 }
@@ -144,6 +160,7 @@ impl Config {
             "max_waiters" => self.max_waiters = number(name, value)?,
             "client_name" => self.client_name = Some(value.to_owned()),
             "password_file" => self.password_file = Some(value.into()),
+            "database" => self.database = Some(number(name, value)?),
             unknown => {
                 return Err(fault(format!(
                     "unknown option `{unknown}`; the options are {}",
@@ -223,6 +240,11 @@ impl Config {
                 }
                 let name = url.host_str().unwrap_or("");
                 Ok(Arc::new(Memory::shared(name, &self.namespace)))
+            }
+            #[cfg(feature = "redis")]
+            "redis" | "rediss" | "redis+unix" => {
+                let (password, database) = (password.as_deref(), self.database);
+                Ok(Arc::new(Redis::configured(&url, password, database, &self.namespace)?))
             }
             unknown => Err(unknown_scheme(unknown)),
         }

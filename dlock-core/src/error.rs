@@ -167,6 +167,14 @@ impl Error {
         self
     }
 
+    /// The same fault, met while doing something else.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub(crate) fn during(mut self, operation: Operation) -> Self {
+        self.0.operation = operation;
+        self
+    }
+
     pub(crate) fn about_key_text(mut self, template: &'static str) -> Self {
         self.0.key_label = template;
         self

@@ -5,6 +5,7 @@
 pub mod conformance;
 mod faulty;
 mod history;
+pub mod redis;
 pub mod servers;
 pub mod sim;
 

@@ -1,0 +1,109 @@
+//! Where a server is and who asks it, from a URL.
+
+use percent_encoding::percent_decode_str;
+use redis::io::tcp::TcpSettings;
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
+use url::Url;
+
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+/// A server, and how it is called in messages: without user and password.
+#[derive(Clone)]
+pub(super) struct Address {
+    pub(super) info: ConnectionInfo,
+    pub(super) shown: String,
+}
+
+impl Address {
+    /// The server that the URL names; `password` and `database` win over it.
+    pub(super) fn new(url: &Url, password: Option<&str>, database: Option<i64>) -> Result<Self> {
+        let host = url.host_str().unwrap_or("").trim_matches(['[', ']']).to_owned();
+        let host = if host.is_empty() { "127.0.0.1".to_owned() } else { host };
+        let port = url.port().unwrap_or(6379);
+        let (address, shown) = match url.scheme() {
+            "redis" => (ConnectionAddr::Tcp(host.clone(), port), format!("{host}:{port}")),
+            "rediss" => {
+                let shown = format!("{host}:{port} (TLS)");
+                // Certificates are checked, whatever the URL says.
+                let tls = ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
+                (tls, shown)
+            }
+            "redis+unix" => {
+                let path = decoded(url.path())?;
+                if path.is_empty() || path == "/" {
+                    return Err(fault(
+                        "redis+unix:// wants a socket: redis+unix:///run/redis.sock",
+                    ));
+                }
+                (ConnectionAddr::Unix(path.clone().into()), path)
+            }
+            _ => return Err(fault("the URL is none of redis://, rediss:// and redis+unix://")),
+        };
+        let mut settings =
+            RedisConnectionInfo::default().set_lib_name("dlock", env!("CARGO_PKG_VERSION"));
+        if !url.username().is_empty() {
+            settings = settings.set_username(decoded(url.username())?);
+        }
+        let in_url = url.password().map(decoded).transpose()?;
+        if let Some(password) = password.map(str::to_owned).or(in_url) {
+            settings = settings.set_password(password);
+        }
+        let in_path = match url.path().trim_matches('/') {
+            "" => None,
+            _ if url.scheme() == "redis+unix" => None,
+            number => Some(number.parse().map_err(|_| {
+                fault("the path of a redis:// URL is the number of a database: redis://host/0")
+            })?),
+        };
+        settings = settings.set_db(database.or(in_path).unwrap_or(0));
+        let info = address
+            .into_connection_info()
+            .map_err(|_| fault("the URL names no server; write for example redis://localhost/0"))?
+            .set_tcp_settings(TcpSettings::default().set_nodelay(true))
+            .set_redis_settings(settings);
+        Ok(Address { info, shown })
+    }
+}
+
+fn decoded(text: &str) -> Result<String> {
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map(Into::into).map_err(|_| fault("a part of the URL is not UTF-8"))
+}
+
+fn fault(what: &str) -> Error {
+    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(url: &str) -> Result<Address> {
+        Address::new(&Url::parse(url).unwrap(), None, None)
+    }
+
+    #[test]
+    fn urls_are_read() {
+        let Address { info, shown } = address("redis://u%40x:p%3Aw@h:7000/3").unwrap();
+        assert_eq!(*info.addr(), ConnectionAddr::Tcp("h".into(), 7000));
+        assert_eq!(info.redis_settings().username(), Some("u@x"));
+        assert_eq!(info.redis_settings().password(), Some("p:w"));
+        assert_eq!(info.redis_settings().db(), 3);
+        assert!(info.tcp_settings().nodelay());
+        assert_eq!(shown, "h:7000");
+        let unix = address("redis+unix:///run/a.sock").unwrap();
+        assert_eq!(*unix.info.addr(), ConnectionAddr::Unix("/run/a.sock".into()));
+        let v6 = address("redis://[::1]").unwrap();
+        assert_eq!(*v6.info.addr(), ConnectionAddr::Tcp("::1".into(), 6379));
+        let tls = address("rediss://h/#insecure").unwrap();
+        let ConnectionAddr::TcpTls { insecure, .. } = tls.info.addr() else { panic!("plain") };
+        assert!(!insecure);
+        let url = Url::parse("redis://:old@h/1").unwrap();
+        let chosen = Address::new(&url, Some("new"), Some(2)).unwrap();
+        assert_eq!(chosen.info.redis_settings().password(), Some("new"));
+        assert_eq!(chosen.info.redis_settings().db(), 2);
+        for bad in ["redis://h/x", "redis+unix://", "http://h"] {
+            assert_eq!(address(bad).map(|_| ()).unwrap_err().kind(), ErrorKind::Config, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What a server's or a connection's fault means for the caller, and what to do.
+//!
+//! Texts from the server are told only where they cannot hold anything of ours.
+
+use redis::{RedisError, ServerError};
+
+use crate::error::{Error, ErrorKind, Operation};
+
+/// Not reached, so nothing was applied.
+pub(super) fn unreachable(error: &RedisError, address: &str) -> Error {
+    if let Some(code) = error.code().filter(|_| !error.is_io_error()) {
+        return refusal(Operation::Connect, code, error.detail().unwrap_or_default());
+    }
+    if error.kind() == redis::ErrorKind::AuthenticationFailed {
+        return denied(Operation::Connect);
+    }
+    let what = if error.is_timeout() {
+        "no answer in time".to_owned()
+    } else if error.is_io_error() {
+        error.to_string() // of the operating system or of TLS
+    } else {
+        error.category().to_owned()
+    };
+    Error::new(ErrorKind::Unavailable, Operation::Connect).saying(format!(
+        "cannot reach Redis at {address}: {what}; check that it runs there and that nothing is in between"
+    ))
+}
+
+/// The connection broke with the request on it.
+pub(super) fn unanswered(operation: Operation, error: &RedisError) -> Error {
+    Error::new(ErrorKind::Unknown, operation)
+        .saying(format!("the connection broke before the answer came: {}", error.category()))
+}
+
+/// The server's refusal of a request.
+pub(super) fn refused(operation: Operation, error: &ServerError) -> Error {
+    refusal(operation, error.code(), error.details().unwrap_or_default())
+}
+
+/// An answer that the scripts never give.
+pub(super) fn unreadable(operation: Operation) -> Error {
+    Error::new(ErrorKind::Unknown, operation)
+        .saying("the server's answer makes no sense; is it Redis 6.2 or newer, or Valkey?")
+}
+
+fn denied(operation: Operation) -> Error {
+    Error::new(ErrorKind::Denied, operation)
+        .saying("Redis refuses this user or password; mend the URL or `password_file`")
+}
+
+/// What is known about a fault by its code, and what to do about it.
+const FAULTS: &[(&str, ErrorKind, &str)] = &[
+    ("NOAUTH", ErrorKind::Denied, "Redis wants a password; put it in the URL or `password_file`"),
+    (
+        "WRONGPASS",
+        ErrorKind::Denied,
+        "Redis refuses this user or password; mend the URL or `password_file`",
+    ),
+    (
+        "NOPERM",
+        ErrorKind::Denied,
+        "the Redis user lacks rights; grant it EVAL, EVALSHA, what the scripts call, and keys and channels `dlock:*`",
+    ),
+    ("OOM", ErrorKind::Unavailable, "Redis is out of memory; raise `maxmemory` or remove data"),
+    (
+        "MISCONF",
+        ErrorKind::Unavailable,
+        "Redis cannot write to its disk and takes no writes; make room there or see its log",
+    ),
+    (
+        "READONLY",
+        ErrorKind::Unavailable,
+        "this Redis is a read-only replica; connect to the primary",
+    ),
+    (
+        "LOADING",
+        ErrorKind::Unavailable,
+        "Redis is still loading its data; it will answer when done",
+    ),
+    (
+        "BUSY",
+        ErrorKind::Unavailable,
+        "Redis is busy with somebody's script; end it with SCRIPT KILL",
+    ),
+    ("MASTERDOWN", ErrorKind::Unavailable, "this Redis replica has lost its primary"),
+    (
+        "NOREPLICAS",
+        ErrorKind::Unavailable,
+        "Redis has too few replicas to take writes (`min-replicas-to-write`)",
+    ),
+    ("CLUSTERDOWN", ErrorKind::Unavailable, "the Redis cluster is down"),
+    ("TRYAGAIN", ErrorKind::Unavailable, "the Redis cluster is moving this key"),
+    (
+        "WRONGTYPE",
+        ErrorKind::Config,
+        "something else is stored under the name of this lock; use another namespace or database",
+    ),
+    (
+        "DLOCKLAYOUT",
+        ErrorKind::Config,
+        "another version of this library keeps this lock in a layout unknown here; use the same version everywhere, or another namespace",
+    ),
+    ("MOVED", ErrorKind::Config, "this is a Redis Cluster, which this backend does not speak"),
+    ("CROSSSLOT", ErrorKind::Config, "this is a Redis Cluster, which this backend does not speak"),
+];
+
+fn refusal(operation: Operation, code: &str, details: &str) -> Error {
+    let known = FAULTS
+        .iter()
+        .find(|(known, ..)| code == *known)
+        // Before version 7 a script's error hides the code in its text.
+        .or_else(|| {
+            FAULTS.iter().find(|(known, ..)| {
+                details.split(' ').any(|word| word.trim_end_matches('.') == *known)
+            })
+        });
+    if let Some((_, kind, words)) = known {
+        return Error::new(*kind, operation).saying(*words);
+    }
+    if code == "ERR" && details.contains("AUTH") {
+        return denied(operation);
+    }
+    // A password or a key could be quoted in an unknown text, so only its code is told.
+    Error::new(ErrorKind::Unavailable, operation)
+        .saying(format!("Redis refused with `{code}`; its log says more"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_decide_and_texts_stay_inside() {
+        let kind = |code, details| refusal(Operation::Acquire, code, details).kind();
+        assert_eq!(kind("OOM", ""), ErrorKind::Unavailable);
+        assert_eq!(kind("NOPERM", ""), ErrorKind::Denied);
+        assert_eq!(
+            kind("ERR", "Error running script (call to f_x): @user_script:5: WRONGTYPE Operation"),
+            ErrorKind::Config
+        );
+        assert_eq!(kind("ERR", "user_script:12: DLOCKLAYOUT script: x"), ErrorKind::Config);
+        let error = refusal(Operation::Acquire, "ERR", "hunter2 is no command");
+        assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+}

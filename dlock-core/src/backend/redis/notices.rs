@@ -1,0 +1,150 @@
+//! The connection for notices: one channel for the whole client, which nobody
+//! else listens to. A notice that gets lost costs little: waiters ask again about
+//! once a second, and holders hear of their loss at the next renewal.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_core::Stream as _;
+use parking_lot::Mutex;
+use redis::RedisResult;
+use redis::aio::{PubSubSink, PubSubStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::connection::{CONNECT_TIMEOUT, Link, pause};
+use super::layout::Names;
+use crate::backend::Listener;
+
+/// How long a first claim waits for the subscription.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How often the server is asked whether it is still there, and how long it has.
+const CHECK: Duration = Duration::from_secs(10);
+
+/// What a client hears.
+pub(super) struct Notices {
+    pub(super) channel: String,
+    names: Names,
+    phase: watch::Sender<Phase>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    First,
+    Listening,
+    Deaf,
+}
+
+impl Notices {
+    pub(super) fn new(channel: String, names: Names) -> Self {
+        let (phase, task) = (watch::Sender::new(Phase::First), Mutex::new(None));
+        Notices { channel, names, phase, task }
+    }
+
+    /// Subscribes when called first. Waits for that, so that what happens to the
+    /// claim sent next is heard; but not for long, since it is not needed.
+    pub(super) async fn subscribed(&self, link: &Arc<Link>, listener: &Weak<dyn Listener>) {
+        if *self.phase.borrow() == Phase::Listening {
+            return;
+        }
+        {
+            let mut task = self.task.lock();
+            if task.as_ref().is_none_or(JoinHandle::is_finished) {
+                let listening = Listening {
+                    link: link.clone(),
+                    listener: listener.clone(),
+                    channel: self.channel.clone(),
+                    names: self.names.clone(),
+                    phase: self.phase.clone(),
+                };
+                *task = Some(tokio::spawn(listening.run()));
+            }
+        }
+        let mut phase = self.phase.subscribe();
+        let _ =
+            tokio::time::timeout(PATIENCE, phase.wait_for(|phase| *phase != Phase::First)).await;
+    }
+}
+
+impl Drop for Notices {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.get_mut() {
+            task.abort();
+        }
+    }
+}
+
+struct Listening {
+    link: Arc<Link>,
+    listener: Weak<dyn Listener>,
+    channel: String,
+    names: Names,
+    phase: watch::Sender<Phase>,
+}
+
+impl Listening {
+    async fn run(self) {
+        let mut failures = 0;
+        while self.listener.strong_count() > 0 {
+            // A server that is down is tried by the other connection only.
+            self.link.is_up().await;
+            match tokio::time::timeout(CONNECT_TIMEOUT, self.subscribe()).await {
+                Ok(Ok((sink, stream))) => {
+                    failures = 0;
+                    self.phase.send_replace(Phase::Listening);
+                    self.hear(sink, stream).await;
+                }
+                failed => {
+                    let why = match failed {
+                        Ok(Err(error)) => error.category().to_owned(),
+                        _ => "no answer in time".to_owned(),
+                    };
+                    tracing::warn!(
+                        why,
+                        "no subscription to notices of Redis; waiters look once a second"
+                    );
+                    failures += 1;
+                }
+            }
+            self.phase.send_replace(Phase::Deaf);
+            tokio::time::sleep(pause(failures)).await;
+        }
+    }
+
+    async fn subscribe(&self) -> RedisResult<(PubSubSink, PubSubStream)> {
+        let (mut sink, stream) = self.link.client().get_async_pubsub().await?.split();
+        sink.subscribe(&self.channel).await?;
+        Ok((sink, stream))
+    }
+
+    /// Passes notices on until the connection ends or goes silent.
+    async fn hear(&self, mut sink: PubSubSink, mut stream: PubSubStream) {
+        let mut check = tokio::time::interval(CHECK);
+        check.reset();
+        loop {
+            tokio::select! {
+                message = next(&mut stream) => {
+                    let Some(message) = message else { return };
+                    let Some(listener) = self.listener.upgrade() else { return };
+                    let text = std::str::from_utf8(message.get_payload_bytes()).unwrap_or("");
+                    if let Some((key, owner, notice)) = self.names.notice(text) {
+                        listener.notice(&key, owner, notice);
+                    }
+                }
+                _ = check.tick() => {
+                    let asked = tokio::time::timeout(CONNECT_TIMEOUT, sink.ping::<redis::Value>());
+                    if !matches!(asked.await, Ok(Ok(_))) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn next(stream: &mut PubSubStream) -> Option<redis::Msg> {
+    poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
+}

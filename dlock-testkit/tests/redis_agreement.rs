@@ -1,0 +1,246 @@
+//! The scripts and the server model that the simulation uses agree: the same
+//! random operations on both, every answer and every notice compared.
+//!
+//! The model's time stands still while a block of operations runs, and moves by
+//! more than the short lifetimes between blocks. A block that took the real
+//! server too long is not compared any further.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use dlock_core::backend::memory::queue::{Queue, Sent};
+use dlock_core::backend::redis::Redis;
+use dlock_core::backend::{Backend as _, KeyState, Listener};
+use dlock_core::{
+    Attempt, Claim, Holder, Key, Mode, Moment, Notice, Owner, Planted, Release, Renewed,
+};
+use dlock_testkit::redis::RedisServer;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+const SHORT: Duration = Duration::from_millis(400);
+const LONG: Duration = Duration::from_secs(60);
+/// Between blocks: longer than what is short.
+const STEP: Duration = Duration::from_millis(450);
+/// A block must take less, or what is short may end in it.
+const BLOCK: Duration = Duration::from_millis(250);
+const BLOCKS: usize = 4;
+const OPERATIONS: usize = 25;
+const OWNERS: u128 = 8;
+
+/// Collects notices in the order they come.
+#[derive(Default)]
+struct Heard(Mutex<Vec<(Owner, Notice)>>);
+
+impl Listener for Heard {
+    fn notice(&self, _: &Key, owner: Owner, notice: Notice) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((owner, notice));
+    }
+}
+
+struct Round {
+    random: StdRng,
+    model: Queue,
+    now: Moment,
+    sent: Vec<Sent>,
+    redis: Redis,
+    heard: Arc<Heard>,
+    key: Key,
+    modes: Vec<Mode>,
+    /// First tokens of the same grant: the model's and the server's.
+    tokens: Vec<(u64, u64)>,
+}
+
+impl Round {
+    fn new(server: &RedisServer, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let (redis, heard) = (server.backend(), Arc::new(Heard::default()));
+        let listener: Arc<dyn Listener> = heard.clone();
+        redis.open(0, Arc::downgrade(&listener));
+        let modes = (0..OWNERS)
+            .map(|_| match random.random_range(0..5) {
+                0 | 1 => Mode::Exclusive,
+                2 => Mode::Shared,
+                _ => {
+                    Mode::Permits { take: random.random_range(1..4), of: random.random_range(3..5) }
+                }
+            })
+            .collect();
+        Round {
+            random,
+            model: Queue::new(1_000_000_000, Planted::default()),
+            now: Moment::from_nanos(1_000_000_000),
+            sent: Vec::new(),
+            redis,
+            heard,
+            key: Key::new(format!("agreement:{{{seed}}}%")).expect("a key"),
+            modes,
+            tokens: Vec::new(),
+        }
+    }
+
+    fn holder(&self, name: String) -> Holder {
+        Holder { client: 0, name, host: "h\t\n\"".into(), pid: 7, tags: vec![] }
+    }
+
+    fn claim(&mut self) -> Claim {
+        let owner = self.random.random_range(0..OWNERS);
+        let other = self.random.random_range(0..OWNERS);
+        let replaces = other != owner && self.random.random_bool(0.15);
+        Claim {
+            key: self.key.clone(),
+            owner: Owner::from_bits(owner + 1),
+            mode: self.modes[owner as usize],
+            ttl: if self.random.random_bool(0.4) { SHORT } else { LONG },
+            queue: self.random.random_bool(0.8),
+            instead_of: replaces.then(|| Owner::from_bits(other + 1)),
+            tokens: self.random.random_range(1..5),
+            holder: Arc::new(self.holder(format!("owner-{owner}"))),
+            sent: Moment::from_nanos(self.random.random()),
+        }
+    }
+
+    async fn operation(&mut self) {
+        let claim = self.claim();
+        match self.random.random_range(0..20) {
+            0..10 => {
+                let ours = self.model.acquire(self.now, &claim, &mut self.sent);
+                let theirs = self.redis.acquire(&claim).await.expect("an answer");
+                match (&ours, &theirs) {
+                    (Attempt::Granted(our), Attempt::Granted(their)) => {
+                        self.tokens.push((our.first, their.first));
+                    }
+                    (Attempt::Busy { holder: our }, Attempt::Busy { holder: their }) => {
+                        assert_eq!(name(our), name(their));
+                    }
+                    (
+                        Attempt::Queued { holder: our, free_in: our_in },
+                        Attempt::Queued { holder: their, free_in: their_in },
+                    ) => {
+                        assert_eq!(name(our), name(their));
+                        assert_eq!(our_in.is_some(), their_in.is_some());
+                    }
+                    _ => panic!("{claim:?}: {ours:?}, but the server says {theirs:?}"),
+                }
+            }
+            10..14 => {
+                let mut lease = claim;
+                if lease.mode == Mode::Exclusive && self.random.random_bool(0.4) {
+                    lease.mode = Mode::Shared;
+                }
+                let ours = self.model.renew(self.now, &lease, &mut self.sent);
+                let theirs = self.redis.renew(&[Arc::new(lease)]).await;
+                let theirs: Vec<Renewed> = theirs.into_iter().map(|it| it.expect("one")).collect();
+                assert_eq!(theirs, [ours]);
+            }
+            14..19 => {
+                let how = match self.random.random_range(0..8) {
+                    0 => Release::After(SHORT),
+                    1 => Release::After(LONG),
+                    _ => Release::Now,
+                };
+                let ours = self.model.release(self.now, &claim, how, &mut self.sent);
+                let theirs = self.redis.release(&claim, how).await.expect("an answer");
+                assert_eq!(ours, theirs);
+            }
+            _ => {
+                let by = self.holder("operator".into());
+                let ours = self.model.break_lock(self.now, &self.key, &by, &mut self.sent);
+                let theirs = self.redis.break_lock(&self.key, &by).await.expect("an answer");
+                assert_eq!(ours, theirs);
+            }
+        }
+    }
+
+    /// Compares what lies there and what was told.
+    async fn compare(&mut self) {
+        let ours = self.model.inspect(self.now, &self.key);
+        let theirs = self.redis.inspect(&self.key).await.expect("a look");
+        assert_eq!(shape(&ours), shape(&theirs));
+        let began = Instant::now();
+        while self.heard.0.lock().expect("notices").len() < self.sent.len() {
+            assert!(began.elapsed() < Duration::from_secs(5), "a notice is missing");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let heard = std::mem::take(&mut *self.heard.0.lock().expect("notices"));
+        assert_eq!(heard.len(), self.sent.len());
+        for (our, (owner, their)) in self.sent.drain(..).zip(heard) {
+            assert_eq!(our.owner, owner);
+            match (our.notice, their) {
+                (
+                    Notice::Granted { grant: our, sent: our_sent },
+                    Notice::Granted { grant: their, sent: their_sent },
+                ) => {
+                    assert_eq!(our_sent, their_sent);
+                    self.tokens.push((our.first, their.first));
+                }
+                (our, their) => assert_eq!(our, their),
+            }
+        }
+        // The same order of grants, by either's tokens.
+        self.tokens.sort_unstable();
+        assert!(self.tokens.is_sorted_by_key(|(_, theirs)| *theirs), "{:?}", self.tokens);
+    }
+
+    /// Whether all blocks could be compared.
+    async fn run(mut self) -> bool {
+        for block in 0..BLOCKS {
+            let began = Instant::now();
+            for _ in 0..OPERATIONS {
+                if began.elapsed() > BLOCK {
+                    return false;
+                }
+                self.operation().await;
+            }
+            if began.elapsed() > BLOCK {
+                return false;
+            }
+            self.compare().await;
+            if block + 1 < BLOCKS {
+                tokio::time::sleep(STEP).await;
+                self.now = self.now + STEP;
+            }
+        }
+        true
+    }
+}
+
+fn name(holder: &Option<Arc<Holder>>) -> Option<&str> {
+    holder.as_ref().map(|holder| holder.name.as_str())
+}
+
+type Shape<'a> = (Vec<(&'a str, Mode)>, Vec<(&'a str, Mode)>, Option<&'a str>);
+
+fn shape(state: &KeyState) -> Shape<'_> {
+    (
+        state.holders.iter().map(|held| (held.holder.name.as_str(), held.mode)).collect(),
+        state.waiters.iter().map(|waiter| (waiter.holder.name.as_str(), waiter.mode)).collect(),
+        state.broken_by.as_deref(),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_scripts_do_what_the_model_does() {
+    let Some(server) = RedisServer::start() else { return };
+    let server = Arc::new(server);
+    let (start, mut compared, mut tried) = (rand::random::<u32>(), 0, 0);
+    let began = Instant::now();
+    while compared < 60 {
+        assert!(began.elapsed() < Duration::from_secs(120), "{compared} of {tried} in two minutes");
+        let rounds: Vec<_> = (0..4)
+            .map(|n| {
+                let seed = u64::from(start) + tried + n;
+                let round = Round::new(&server, seed);
+                (seed, tokio::spawn(round.run()))
+            })
+            .collect();
+        tried += rounds.len() as u64;
+        for (seed, round) in rounds {
+            match round.await {
+                Ok(done) => compared += u64::from(done),
+                Err(_) => panic!("the round with seed {seed} disagrees"),
+            }
+        }
+    }
+    println!("{compared} of {tried} rounds were quick enough to be compared");
+}
