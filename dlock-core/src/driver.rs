@@ -188,15 +188,15 @@ impl Core {
         drop(machine);
         self.ring_at(due);
         wakers.into_iter().for_each(Waker::wake);
-        let mut news = Actions::new();
-        for action in actions {
-            match action {
-                Action::Wake(_) => {}
-                Action::Call(call, request) => self.send(shard, call, request),
-                told => news.push(told),
+        // Calls first: what a hook does must not keep them from being sent.
+        if self.calls.is_some() {
+            for action in &actions {
+                if let Action::Call(call, request) = action {
+                    self.send(shard, *call, request.clone());
+                }
             }
         }
-        for action in news {
+        for action in actions {
             match action {
                 Action::Wake(_) | Action::Call(..) => {}
                 Action::Renewed(key) => self.observer.tell(&Event::Renewed { key: &key }),
