@@ -42,14 +42,7 @@ async fn a_blocked_executor_loses_no_lock() {
 #[test]
 fn an_ended_runtime_loses_no_lock() {
     let store = Memory::new();
-    let ((one, _), (two, _)) = (remote(&store), remote(&store));
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let guard = runtime().block_on(one.mutex("a").lock()).unwrap();
-    std::thread::sleep(TTL * 2);
-    assert_eq!(guard.state(), State::Held);
-    assert!(runtime().block_on(two.mutex("a").try_lock()).unwrap().is_none());
-    drop(guard);
-    assert!(runtime().block_on(two.mutex("a").lock()).is_ok());
+    outlives_its_runtime(&remote(&store).0, &remote(&store).0);
 }
 
 /// The same for the embedded backend, whose timer lives in that runtime.
@@ -58,14 +51,20 @@ fn an_ended_runtime_loses_no_embedded_lock() {
     let store = Memory::new();
     let client = || {
         let builder = Dlock::builder().backend(store.another()).ttl(TTL);
-        builder.connect_lazy().unwrap()
+        builder.connect_lazy().expect("a client")
     };
-    let (one, two) = (client(), client());
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let guard = runtime().block_on(one.mutex("a").lock()).unwrap();
+    outlives_its_runtime(&client(), &client());
+}
+
+fn outlives_its_runtime(one: &Dlock, two: &Dlock) {
+    let runtime = || {
+        let builder = &mut tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().expect("a runtime")
+    };
+    let guard = runtime().block_on(one.mutex("a").lock()).expect("the lock");
     std::thread::sleep(TTL * 2);
     assert_eq!(guard.state(), State::Held);
-    assert!(runtime().block_on(two.mutex("a").try_lock()).unwrap().is_none());
+    assert!(runtime().block_on(two.mutex("a").try_lock()).expect("an answer").is_none());
     drop(guard);
     assert!(runtime().block_on(two.mutex("a").lock()).is_ok());
 }
