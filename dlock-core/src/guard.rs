@@ -43,25 +43,17 @@ impl<'a> Watch<'a> {
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
-        if let Standing::Lost(reason) = self.hold.standing() {
-            return Poll::Ready(reason);
+        // Registered first, then looked: so a loss in between is seen.
+        if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            self.unregister();
+            self.waker = Some(cx.waker().clone());
+            let Spot { shard, ticket } = self.hold.spot;
+            self.hold.handle.core.look(shard, |machine| {
+                if let Some(wakers) = machine.payload_mut(ticket) {
+                    wakers.push(cx.waker().clone());
+                }
+            });
         }
-        if self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            return self.look_again();
-        }
-        self.unregister();
-        self.waker = Some(cx.waker().clone());
-        let Spot { shard, ticket } = self.hold.spot;
-        self.hold.handle.core.look(shard, |machine| {
-            if let Some(wakers) = machine.payload_mut(ticket) {
-                wakers.push(cx.waker().clone());
-            }
-        });
-        self.look_again()
-    }
-
-    /// It may have been lost, and everybody woken, just before this one registered.
-    fn look_again(&self) -> Poll<LossReason> {
         match self.hold.standing() {
             Standing::Lost(reason) => Poll::Ready(reason),
             Standing::Held { .. } => Poll::Pending,
