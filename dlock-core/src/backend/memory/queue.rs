@@ -6,8 +6,8 @@
 //!
 //! - A holder lasts until its `expires`; renewing moves that. At `expires` it is
 //!   gone, whoever looks first.
-//! - A waiter lasts for its patience from its last asking. Dead ones at the head
-//!   are dropped all at once.
+//! - A waiter lasts for its patience from its last asking; one that asks too late
+//!   has lost its place. Dead ones at the head are dropped all at once.
 //! - Whenever a key is touched it is *settled*: expired holders go, and as long
 //!   as the first live waiter fits beside the holders it becomes one. Such a
 //!   hand-over lasts for the patience from the waiter's last asking, not from
@@ -139,27 +139,33 @@ impl Queue {
             lock.remove(old);
         }
         lock.expire(now);
-        if let Some(held) = lock.held(claim.owner).filter(|held| !held.parked) {
+        if let Some(held) = lock.held(claim.owner) {
             held.expires = now + claim.ttl;
             let grant = held.grant;
             lock.count_soonest();
             return Attempt::Granted(grant);
         }
-        let place = lock.waiters.iter().position(|waiter| waiter.owner == claim.owner);
+        let mut place = lock.waiters.iter().position(|waiter| waiter.owner == claim.owner);
+        if place.and_then(|place| lock.waiters.get_mut(place)).is_some_and(|it| !it.is_alive(now)) {
+            lock.remove(claim.owner);
+            place = None;
+        }
         if let Some(waiter) = place.and_then(|place| lock.waiters.get_mut(place)) {
             waiter.asked = now;
             waiter.sent = claim.sent;
             waiter.patience = claim.patience();
         }
+        let told_before = out.len();
         lock.settle(minting, &claim.key, out);
 
         // Settling may just have given it to this very claim: then this reply
         // says so, with a whole ttl, and no notice is needed.
-        if let Some(held) = lock.held(claim.owner).filter(|held| !held.parked) {
+        if let Some(held) = lock.held(claim.owner) {
             held.expires = now + claim.ttl;
             let grant = held.grant;
             lock.count_soonest();
-            out.retain(|sent| sent.owner != claim.owner);
+            let told = out[told_before..].iter().position(|sent| sent.owner == claim.owner);
+            told.map(|place| out.remove(told_before + place));
             return Attempt::Granted(grant);
         }
         if lock.waiters.is_empty() && lock.fits(claim.mode, minting) {
@@ -194,7 +200,7 @@ impl Queue {
         };
         lock.expire(now);
         let answer = match lock.held(lease.owner) {
-            Some(held) if !held.parked => {
+            Some(held) => {
                 held.expires = now + lease.ttl;
                 if held.mode == Mode::Exclusive {
                     held.mode = lease.mode; // an old renewal must not turn it back
@@ -204,7 +210,7 @@ impl Queue {
                 let others_wait = lock.waiters.iter().any(|waiter| waiter.is_alive(now));
                 Renewed::Held { others_wait }
             }
-            _ => Renewed::Lost,
+            None => Renewed::Lost,
         };
         lock.settle(minting, &lease.key, out);
         self.drop_if_empty(lease);
@@ -228,24 +234,18 @@ impl Queue {
         if planted.is(Plant::ReleaseWithoutOwnerCheck) && !lock.holders.is_empty() {
             lock.holders.remove(0);
         }
-        let answer = match (lock.held(lease.owner), how) {
-            (Some(held), Release::After(stay)) => {
-                if !held.parked {
-                    held.parked = true;
-                    held.expires = now + stay;
-                    lock.count_soonest();
-                }
-                Released::Released
-            }
-            (Some(_), Release::Now) => {
-                lock.remove(lease.owner);
-                Released::Released
-            }
-            (None, _) => {
-                lock.remove(lease.owner);
-                Released::AlreadyLost
-            }
+        let answer = match lock.holders.iter().any(|held| held.owner == lease.owner) {
+            true => Released::Released,
+            false => Released::AlreadyLost,
         };
+        match (lock.held(lease.owner), how) {
+            (Some(held), Release::After(stay)) => {
+                held.parked = true;
+                held.expires = now + stay;
+                lock.count_soonest();
+            }
+            _ => lock.remove(lease.owner),
+        }
         lock.settle(minting, &lease.key, out);
         self.drop_if_empty(lease);
         answer
@@ -420,8 +420,9 @@ impl Lock {
             || self.waiters.iter().any(|waiter| waiter.is_alive(now))
     }
 
+    /// What this owner holds; what it has parked is no longer its own.
     fn held(&mut self, owner: Owner) -> Option<&mut Held> {
-        self.holders.iter_mut().find(|held| held.owner == owner)
+        self.holders.iter_mut().find(|held| held.owner == owner && !held.parked)
     }
 
     fn remove(&mut self, owner: Owner) {

@@ -16,13 +16,18 @@ local function finish(reply)
 end
 
 local held = held_by(state, owner)
-if held and not held.parked then
+if held then
   held.expires = now + ttl
   return finish({ 'g', held.first, held.count })
 end
 
 local place = state.queued and redis.call('HGET', key .. 'w', owner)
 local asking = place and parse_waiter(owner, place)
+if place and now >= asking.asked + asking.patience then
+  remove(state, owner)
+  place, asking = nil, nil
+end
+asking = asking
   or { mode = mode, take = take, of = of, tokens = tonumber(ARGV[8]), since = now,
     channel = ARGV[11], info = ARGV[12] }
 asking.asked, asking.patience, asking.sent = now, tonumber(ARGV[9]), ARGV[10]
@@ -43,7 +48,7 @@ settle(state)
 -- Settling may just have given it to this very claim: then this reply says so,
 -- with a whole ttl, and no notice is needed.
 held = held_by(state, owner)
-if held and not held.parked then
+if held then
   held.expires = now + ttl
   return finish({ 'g', held.first, held.count })
 end

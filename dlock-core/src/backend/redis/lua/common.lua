@@ -126,9 +126,10 @@ local function save(state)
   end
 end
 
+-- What this owner holds; what it has parked is no longer its own.
 local function held_by(state, owner)
   for place, held in ipairs(state.holders) do
-    if held.owner == owner then
+    if held.owner == owner and not held.parked then
       return held, place
     end
   end
@@ -136,7 +137,7 @@ end
 
 local function remove(state, owner)
   local held, place = held_by(state, owner)
-  if held and not held.parked then
+  if held then
     table.remove(state.holders, place)
   elseif state.queued and redis.call('HDEL', state.key .. 'w', owner) == 1 then
     redis.call('LREM', state.key .. 'q', 1, owner)

@@ -3,17 +3,16 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local state = load(key, now, found)
-local held = held_by(state, owner)
 local reply = 'l'
-if held and ARGV[2] ~= '' then
-  reply = 'r'
-  if not held.parked then
-    held.parked, held.expires = true, now + tonumber(ARGV[2])
-  end
-else
-  if held then
+for _, held in ipairs(state.holders) do
+  if held.owner == owner then
     reply = 'r'
   end
+end
+local held = held_by(state, owner)
+if held and ARGV[2] ~= '' then
+  held.parked, held.expires = true, now + tonumber(ARGV[2])
+else
   remove(state, owner)
 end
 settle(state)

@@ -7,7 +7,7 @@ local function renew(key, found, owner, mode, ttl)
   local state = load(key, now, found)
   local held = held_by(state, owner)
   local reply = 'l'
-  if held and not held.parked then
+  if held then
     held.expires = now + ttl
     if held.mode == 'x' then
       held.mode = mode -- an old renewal must not turn it back
