@@ -94,7 +94,7 @@ impl Link {
     /// Runs a script; its text is sent if the server does not know its digest.
     pub(super) async fn run(self: &Arc<Self>, operation: Operation, run: &Run) -> Result<Value> {
         let live = self.live(operation).await?;
-        let mut answer = self.send(&live, operation, &run.by_digest()).await?;
+        let mut answer = self.send(&live, operation, run.by_digest()).await?;
         if is_unknown_script(&answer) {
             answer = self.send(&live, operation, &run.by_text()).await?;
         }

@@ -11,6 +11,7 @@
 //! rises nevertheless, so a [`Fence`](crate::Fence) still rejects the older holder.
 
 mod address;
+mod combine;
 mod connection;
 mod faults;
 mod layout;
@@ -19,10 +20,11 @@ mod scripts;
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use redis::Value;
+use redis::{Cmd, Value};
 use url::Url;
 
 use self::address::Address;
+use self::combine::{Combiner, Item};
 use self::connection::Link;
 use self::layout::Names;
 use self::notices::Notices;
@@ -32,9 +34,6 @@ use crate::claim::{Attempt, Claim, Grant, Holder, Release, Released, Renewed};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
-/// How many leases one script call renews: some hundred microseconds of the
-/// server's time, which everybody else waits for.
-const LEASES: usize = 128;
 /// How many names one `SCAN` looks at.
 const SCANNED: usize = 1_000;
 /// For how long it is remembered who broke a lock, in milliseconds.
@@ -45,6 +44,7 @@ const MOST_TOKENS: u32 = 10_000;
 /// A store of locks in Redis, seen by one client.
 pub struct Redis {
     link: Arc<Link>,
+    calls: Arc<Combiner>,
     names: Names,
     notices: Notices,
     listener: OnceLock<Weak<dyn Listener>>,
@@ -76,7 +76,9 @@ impl Redis {
         let names = Names::new(namespace);
         let channel = layout::channel(rand::random());
         let notices = Notices::new(channel, names.clone());
-        Ok(Redis { link, names, notices, listener: OnceLock::new(), scripts: Scripts::get() })
+        let scripts = Scripts::get();
+        let calls = Combiner::new(link.clone(), &scripts.calls);
+        Ok(Redis { link, calls, names, notices, listener: OnceLock::new(), scripts })
     }
 
     async fn acquire_once(&self, claim: &Claim) -> Result<Attempt> {
@@ -85,10 +87,9 @@ impl Redis {
             self.notices.subscribed(&self.link, listener).await;
         }
         let (mode, take, of) = layout::mode(claim.mode);
-        let run = self
-            .scripts
-            .acquire
-            .on(&[self.names.state(&claim.key, claim.mode.is_permits())])
+        let mut words = Cmd::new();
+        words
+            .arg("a")
             .arg(claim.owner.to_string())
             .arg(mode)
             .arg(take)
@@ -101,28 +102,20 @@ impl Redis {
             .arg(claim.sent.as_nanos())
             .arg(&self.notices.channel)
             .arg(layout::info(claim));
-        let answer = self.link.run(Operation::Acquire, &run).await?;
+        let answer = self.calls.call(self.item(Operation::Acquire, claim, words)).await?;
         attempt(&answer).ok_or_else(|| faults::unreadable(Operation::Acquire))
     }
 
-    async fn renew_some(&self, leases: &[Arc<Claim>]) -> Vec<Result<Renewed>> {
-        let names: Vec<String> = leases
-            .iter()
-            .map(|lease| self.names.state(&lease.key, lease.mode.is_permits()))
-            .collect();
-        let mut run = self.scripts.renew.on(&names);
-        for lease in leases {
-            let (mode, take, of) = layout::mode(lease.mode);
-            run = run.arg(lease.owner.to_string()).arg(mode).arg(take).arg(of);
-            run = run.arg(layout::micros(lease.ttl));
-        }
-        match self.link.run(Operation::Renew, &run).await {
-            Ok(Value::Array(answers)) if answers.len() == leases.len() => {
-                answers.iter().map(renewed).collect()
-            }
-            Ok(_) => leases.iter().map(|_| Err(faults::unreadable(Operation::Renew))).collect(),
-            Err(error) => leases.iter().map(|_| Err(error.clone())).collect(),
-        }
+    fn renewal(&self, lease: &Claim) -> Item {
+        let (mode, take, of) = layout::mode(lease.mode);
+        let mut words = Cmd::new();
+        words.arg("r").arg(lease.owner.to_string()).arg(mode).arg(take).arg(of);
+        words.arg(layout::micros(lease.ttl));
+        self.item(Operation::Renew, lease, words)
+    }
+
+    fn item(&self, operation: Operation, claim: &Claim, words: Cmd) -> Item {
+        Item { operation, key: self.names.state(&claim.key, claim.mode.is_permits()), words }
     }
 
     async fn scan(&self, prefix: &str, cursor: Cursor) -> Result<Page> {
@@ -169,8 +162,9 @@ impl Backend for Redis {
     fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<Renewed>>> {
         Call::new(async move {
             let mut answers = Vec::with_capacity(leases.len());
-            for some in leases.chunks(LEASES) {
-                answers.extend(self.renew_some(some).await);
+            for answered in self.calls.place(leases.iter().map(|lease| self.renewal(lease))) {
+                let answer = combine::answer(Operation::Renew, answered).await;
+                answers.push(answer.and_then(|answer| renewed(&answer)));
             }
             answers
         })
@@ -182,13 +176,10 @@ impl Backend for Redis {
                 Release::Now => String::new(),
                 Release::After(stay) => layout::micros(stay).to_string(),
             };
-            let run = self
-                .scripts
-                .release
-                .on(&[self.names.state(&lease.key, lease.mode.is_permits())])
-                .arg(lease.owner.to_string())
-                .arg(stays);
-            match word(&self.link.run(Operation::Release, &run).await?) {
+            let mut words = Cmd::new();
+            words.arg("x").arg(lease.owner.to_string()).arg(stays);
+            let item = self.item(Operation::Release, lease, words);
+            match word(&self.calls.call(item).await?) {
                 Some("r") => Ok(Released::Released),
                 Some("l") => Ok(Released::AlreadyLost),
                 _ => Err(faults::unreadable(Operation::Release)),
@@ -198,7 +189,7 @@ impl Backend for Redis {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
         Call::new(async move {
-            let run = self.scripts.inspect.on(&self.both(key));
+            let run = self.scripts.inspect.on(self.both(key).iter());
             let answer = self.link.run(Operation::Inspect, &run).await?;
             let unreadable = || faults::unreadable(Operation::Inspect);
             let (now, broken, holders, waiters): (u64, String, Vec<String>, Vec<String>) =
@@ -217,8 +208,12 @@ impl Backend for Redis {
 
     fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
         Call::new(async move {
-            let run =
-                self.scripts.break_lock.on(&self.both(key)).arg(by.to_string()).arg(BREAKS_KEPT);
+            let run = self
+                .scripts
+                .break_lock
+                .on(self.both(key).iter())
+                .arg(by.to_string())
+                .arg(BREAKS_KEPT);
             let answer = self.link.run(Operation::Break, &run).await?;
             redis::from_redis_value(answer).map_err(|_| faults::unreadable(Operation::Break))
         })
@@ -251,11 +246,10 @@ fn attempt(answer: &Value) -> Option<Attempt> {
 }
 
 fn renewed(answer: &Value) -> Result<Renewed> {
-    match (answer, word(answer)) {
-        (_, Some("h")) => Ok(Renewed::Held { others_wait: false }),
-        (_, Some("w")) => Ok(Renewed::Held { others_wait: true }),
-        (_, Some("l")) => Ok(Renewed::Lost),
-        (Value::ServerError(error), _) => Err(faults::refused(Operation::Renew, error)),
+    match word(answer) {
+        Some("h") => Ok(Renewed::Held { others_wait: false }),
+        Some("w") => Ok(Renewed::Held { others_wait: true }),
+        Some("l") => Ok(Renewed::Lost),
         _ => Err(faults::unreadable(Operation::Renew)),
     }
 }

@@ -2,23 +2,20 @@
 
 use std::sync::OnceLock;
 
-use redis::{Cmd, Script, ToRedisArgs};
+use redis::{Arg, Cmd, Script, ToRedisArgs};
 
 macro_rules! parts {
     ($($file:literal),*) => { concat!($(include_str!(concat!("lua/", $file, ".lua"))),*) };
 }
 
-const ACQUIRE: &str = parts!("mint", "acquire_first", "common", "acquire");
-const RENEW: &str = parts!("mint", "renew_first", "common", "renew");
-const RELEASE: &str = parts!("mint", "release_first", "common", "release");
+const CALLS: &str = parts!("mint", "calls_first", "common", "calls");
 const BREAK: &str = parts!("mint", "common", "break");
 const INSPECT: &str = parts!("mint", "common", "inspect");
 
 /// The scripts with their digests.
 pub(super) struct Scripts {
-    pub(super) acquire: Code,
-    pub(super) renew: Code,
-    pub(super) release: Code,
+    /// Acquires, renewals and releases.
+    pub(super) calls: Code,
     pub(super) break_lock: Code,
     pub(super) inspect: Code,
 }
@@ -27,9 +24,7 @@ impl Scripts {
     pub(super) fn get() -> &'static Scripts {
         static SCRIPTS: OnceLock<Scripts> = OnceLock::new();
         SCRIPTS.get_or_init(|| Scripts {
-            acquire: Code::new(ACQUIRE),
-            renew: Code::new(RENEW),
-            release: Code::new(RELEASE),
+            calls: Code::new(CALLS),
             break_lock: Code::new(BREAK),
             inspect: Code::new(INSPECT),
         })
@@ -48,43 +43,51 @@ impl Code {
     }
 
     /// A run of it on these keys.
-    pub(super) fn on<K: ToRedisArgs>(&'static self, keys: &[K]) -> Run {
-        let mut run = Run { code: self, arguments: Vec::with_capacity(keys.len() + 16) };
-        run.push(keys.len());
-        keys.iter().for_each(|key| run.push(key));
-        run
+    pub(super) fn on<K: ToRedisArgs>(&'static self, keys: impl ExactSizeIterator<Item = K>) -> Run {
+        let mut by_digest = redis::cmd("EVALSHA");
+        by_digest.arg(&self.digest).arg(keys.len());
+        for key in keys {
+            by_digest.arg(key);
+        }
+        Run { code: self, by_digest }
     }
 }
 
 /// A script with its keys and arguments.
 pub(super) struct Run {
     code: &'static Code,
-    arguments: Vec<Vec<u8>>,
+    by_digest: Cmd,
 }
 
 impl Run {
-    fn push(&mut self, argument: impl ToRedisArgs) {
-        self.arguments.extend(argument.to_redis_args());
-    }
-
     pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
-        self.push(argument);
+        self.by_digest.arg(argument);
         self
     }
 
+    /// Adds the words of a command.
+    pub(super) fn say(&mut self, words: &Cmd) {
+        for word in words.args_iter() {
+            if let Arg::Simple(word) = word {
+                self.by_digest.arg(word);
+            }
+        }
+    }
+
     /// By digest, which the server knows after the first time.
-    pub(super) fn by_digest(&self) -> Cmd {
-        self.command("EVALSHA", &self.code.digest)
+    pub(super) fn by_digest(&self) -> &Cmd {
+        &self.by_digest
     }
 
     /// With its text, for a server that answered `NOSCRIPT`.
     pub(super) fn by_text(&self) -> Cmd {
-        self.command("EVAL", self.code.text)
-    }
-
-    fn command(&self, name: &str, script: &str) -> Cmd {
-        let mut command = redis::cmd(name);
-        command.arg(script).arg(&self.arguments);
-        command
+        let mut by_text = redis::cmd("EVAL");
+        by_text.arg(self.code.text);
+        for argument in self.by_digest.args_iter().skip(2) {
+            if let Arg::Simple(argument) = argument {
+                by_text.arg(argument);
+            }
+        }
+        by_text
     }
 }

@@ -1,0 +1,129 @@
+-- calls, on keys that others hold or wait for, or that stay taken.
+
+local now = clock()
+local second = {}
+
+function second.a(key, at)
+  local owner, mode, take, of = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
+  local ttl, instead_of, tokens = tonumber(ARGV[at + 5]), ARGV[at + 7], tonumber(ARGV[at + 8])
+  local state = load(key, now, redis.call('GET', key))
+  if instead_of ~= '' then
+    remove(state, instead_of)
+  end
+
+  local function finish(reply)
+    save(state)
+    tell(state, owner)
+    return reply
+  end
+
+  local held = held_by(state, owner)
+  if held then
+    held.expires = now + ttl
+    return finish({ 'g', held.first, held.count })
+  end
+
+  local place = state.queued and redis.call('HGET', key .. 'w', owner)
+  local asking = place and parse_waiter(owner, place)
+  if asking and now >= asking.asked + asking.patience then
+    remove(state, owner)
+    asking = nil
+  end
+  local waits = not not asking
+  asking = asking or { mode = mode, take = take, of = of, tokens = tokens, since = now,
+    channel = ARGV[at + 11], info = ARGV[at + 12] }
+  asking.asked, asking.patience, asking.sent = now, tonumber(ARGV[at + 9]), ARGV[at + 10]
+
+  local function keep_asking()
+    redis.call('HSET', key .. 'w', owner, write_waiter(asking))
+    state.waits_until = math.max(state.waits_until, now + asking.patience)
+    local lasts = math.ceil((state.waits_until - now) / 1000) + 1
+    redis.call('PEXPIRE', key .. 'q', lasts)
+    redis.call('PEXPIRE', key .. 'w', lasts)
+  end
+
+  if waits then
+    keep_asking()
+  end
+  settle(state)
+
+  -- Settling may just have given it to this very claim: then this reply says so,
+  -- with a whole ttl, and no notice is needed.
+  held = held_by(state, owner)
+  if held then
+    held.expires = now + ttl
+    return finish({ 'g', held.first, held.count })
+  end
+
+  if not state.queued and fits(state, mode, take, of) then
+    local token, count = mint_for(state, mode, tokens)
+    state.holders[#state.holders + 1] = {
+      owner = owner, mode = mode, take = take, of = of, first = token, count = count,
+      since = now, expires = now + ttl, parked = false, channel = asking.channel, info = asking.info,
+    }
+    return finish({ 'g', token, count })
+  end
+
+  local holder = state.holders[1] and state.holders[1].info or ''
+  if ARGV[at + 6] ~= '1' then
+    return finish({ 'b', holder })
+  end
+  if not waits then
+    redis.call('RPUSH', key .. 'q', owner)
+    state.queued = true
+    keep_asking()
+  end
+  local free_in = -1
+  for _, other in ipairs(state.holders) do
+    local left = other.expires - now
+    if free_in < 0 or left < free_in then
+      free_in = left
+    end
+  end
+  return finish({ 'q', holder, free_in })
+end
+
+function second.r(key, at)
+  local state = load(key, now, redis.call('GET', key))
+  local held = held_by(state, ARGV[at + 1])
+  local reply = 'l'
+  if held then
+    held.expires = now + tonumber(ARGV[at + 5])
+    if held.mode == 'x' then
+      held.mode = ARGV[at + 2] -- an old renewal must not turn it back
+    end
+    settle(state)
+    reply = front(state) and 'w' or 'h'
+  end
+  settle(state)
+  save(state)
+  tell(state)
+  return reply
+end
+
+function second.x(key, at)
+  local owner, stays = ARGV[at + 1], ARGV[at + 2]
+  local state = load(key, now, redis.call('GET', key))
+  local reply = 'l'
+  for _, held in ipairs(state.holders) do
+    if held.owner == owner then
+      reply = 'r'
+    end
+  end
+  local held = held_by(state, owner)
+  if held and stays ~= '' then
+    held.parked, held.expires = true, now + tonumber(stays)
+  else
+    remove(state, owner)
+  end
+  settle(state)
+  save(state)
+  tell(state)
+  return reply
+end
+
+for _, call in ipairs(rest) do
+  local i, at = call[1], call[2]
+  make(second[ARGV[at]], i, at)
+end
+return replies
