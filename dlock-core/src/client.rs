@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+#[cfg(feature = "redis")]
+use crate::backend::redis::{Credentials, Given, Provider, Redis};
 use crate::backend::{Backend, Capabilities, Cursor, KeyState, Page};
 use crate::claim::{Holder, Mode};
 use crate::config::Config;
@@ -108,7 +110,15 @@ impl Dlock {
 
     /// A client put together by hand.
     pub fn builder() -> Builder {
-        Builder { config: Ok(Config::default()), backend: None, hook: None }
+        Builder {
+            config: Ok(Config::default()),
+            backend: None,
+            #[cfg(feature = "redis")]
+            redis: None,
+            #[cfg(feature = "redis")]
+            credentials: None,
+            hook: None,
+        }
     }
 
     /// A lock that one task at a time holds, on any machine.
@@ -319,6 +329,10 @@ const LET_GO: Duration = Duration::from_secs(1);
 pub struct Builder {
     config: Result<Config>,
     backend: Option<Arc<dyn Backend>>,
+    #[cfg(feature = "redis")]
+    redis: Option<Given>,
+    #[cfg(feature = "redis")]
+    credentials: Option<Provider>,
     hook: Option<Hook>,
 }
 
@@ -395,6 +409,72 @@ impl Builder {
         self
     }
 
+    /// The Redis that this client of the `redis` crate is for, instead of the
+    /// URL's. dlock makes its own two connections from it, with the time-outs and
+    /// the thread that locks need.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn redis(mut self, client: redis::Client) -> Self {
+        self.redis = Some(Given::Client(client));
+        self
+    }
+
+    /// As [`redis`](Self::redis), but commands go through a connection that the
+    /// program has already; only notices have a connection of their own, made
+    /// from the client.
+    ///
+    /// That connection lives in the runtime that made it: when this is blocked or
+    /// ends, locks are no longer renewed. Its time-out should be as long as
+    /// [`call_timeout`](Self::call_timeout).
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn redis_manager(
+        mut self,
+        client: redis::Client,
+        manager: redis::aio::ConnectionManager,
+    ) -> Self {
+        self.redis = Some(Given::Manager(client, manager));
+        self
+    }
+
+    /// Asks this for user and password whenever a connection to Redis is made,
+    /// for passwords and tokens that change.
+    ///
+    /// ```
+    /// use dlock_core::Dlock;
+    /// use dlock_core::backend::redis::Credentials;
+    ///
+    /// # fn example() -> dlock_core::Result<Dlock> {
+    /// Dlock::builder()
+    ///     .url("redis://localhost")
+    ///     .redis_credentials(|| async {
+    ///         let password = std::fs::read_to_string("/run/secrets/redis")?;
+    ///         Ok::<_, std::io::Error>(Credentials { user: Some("shop".into()), password })
+    ///     })
+    ///     .connect_lazy()
+    /// # }
+    /// ```
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn redis_credentials<P, F, E>(mut self, provider: P) -> Self
+    where
+        P: Fn() -> F + Send + Sync + 'static,
+        F: Future<Output = std::result::Result<Credentials, E>> + Send + 'static,
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        self.credentials = Some(Arc::new(move || {
+            let asked = provider();
+            Box::pin(async move {
+                asked.await.map_err(|error| {
+                    Error::new(ErrorKind::Unavailable, Operation::Connect)
+                        .saying("the provider of credentials failed; it is asked again")
+                        .because(error)
+                })
+            })
+        }));
+        self
+    }
+
     /// Calls this with everything that happens to a lock of the client, on the
     /// task or thread where it happens. It must not block.
     #[must_use]
@@ -435,7 +515,16 @@ impl Builder {
     pub fn connect_lazy(self) -> Result<Dlock> {
         let config = self.config?;
         config.check()?;
-        let backend = match self.backend {
+        let mut backend = self.backend;
+        #[cfg(feature = "redis")]
+        if backend.is_none() {
+            backend = match (self.redis, self.credentials) {
+                (Some(given), _) => Some(Arc::new(Redis::given(given, &config))),
+                (None, Some(credentials)) => Some(config.redis_with(credentials)?),
+                (None, None) => None,
+            };
+        }
+        let backend = match backend {
             Some(backend) => backend,
             None => config.backend()?,
         };

@@ -2,7 +2,7 @@
 //! one name and one meaning, wherever it is written.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use url::Url;
 use crate::backend::Backend;
 use crate::backend::memory::Memory;
 #[cfg(feature = "redis")]
-use crate::backend::redis::Redis;
+use crate::backend::redis::{Provider, Redis, TlsFiles};
 use crate::engine::Limits;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::gate::HandoverLimits;
@@ -45,6 +45,10 @@ const OPTIONS: &[&str] = &[
     "client_name",
     "password_file",
     "database",
+    "eviction",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
 ];
 
 /// How a client behaves.
@@ -82,6 +86,25 @@ pub struct Config {
     pub password_file: Option<PathBuf>,
     /// The number of the database, for backends that number them; else as the URL says.
     pub database: Option<i64>,
+    /// What to do about a server that may throw locks out of its memory. Default: refuse it.
+    pub eviction: Eviction,
+    /// A file with the certificates of the authorities to trust (PEM), instead of
+    /// the system's, for `rediss://`.
+    pub tls_ca: Option<PathBuf>,
+    /// A file with this client's certificate (PEM), for servers that want one.
+    pub tls_cert: Option<PathBuf>,
+    /// A file with the key of that certificate (PEM).
+    pub tls_key: Option<PathBuf>,
+}
+
+/// What to do about a server that may throw locks out of its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Eviction {
+    /// Do not use it.
+    #[default]
+    Refuse,
+    /// Use it, with a warning in the log.
+    Warn,
 }
 
 impl Default for Config {
@@ -98,6 +121,10 @@ impl Default for Config {
             client_name: None,
             password_file: None,
             database: None,
+            eviction: Eviction::default(),
+            tls_ca: None,
+            tls_cert: None,
+            tls_key: None,
         }
     }
 }
@@ -161,6 +188,16 @@ impl Config {
             "client_name" => self.client_name = Some(value.to_owned()),
             "password_file" => self.password_file = Some(value.into()),
             "database" => self.database = Some(number(name, value)?),
+            "eviction" => {
+                self.eviction = match value {
+                    "refuse" => Eviction::Refuse,
+                    "warn" => Eviction::Warn,
+                    _ => return Err(fault("`eviction` is either `refuse` or `warn`".into())),
+                }
+            }
+            "tls_ca" => self.tls_ca = Some(value.into()),
+            "tls_cert" => self.tls_cert = Some(value.into()),
+            "tls_key" => self.tls_key = Some(value.into()),
             unknown => {
                 return Err(fault(format!(
                     "unknown option `{unknown}`; the options are {}",
@@ -223,10 +260,16 @@ impl Config {
         Ok(())
     }
 
+    #[cfg(feature = "redis")]
+    pub(crate) fn tls_files(&self) -> TlsFiles {
+        let (ca, cert, key) = (self.tls_ca.clone(), self.tls_cert.clone(), self.tls_key.clone());
+        TlsFiles { ca, cert, key }
+    }
+
     /// The backend that the URL names. The only list of backends there is.
     pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
         let url = parse_url(&self.url)?;
-        let password = self.password()?;
+        let password = self.password_file.as_deref().map(read_password).transpose()?;
         match url.scheme() {
             "memory" => {
                 if password.is_some() || !url.username().is_empty() || url.password().is_some() {
@@ -243,19 +286,20 @@ impl Config {
             }
             #[cfg(feature = "redis")]
             "redis" | "rediss" | "redis+unix" => {
-                let (password, database) = (password.as_deref(), self.database);
-                Ok(Arc::new(Redis::configured(&url, password, database, &self.namespace)?))
+                Ok(Arc::new(Redis::configured(self, &url, None)?))
             }
             unknown => Err(unknown_scheme(unknown)),
         }
     }
 
-    fn password(&self) -> Result<Option<String>> {
-        let Some(path) = &self.password_file else { return Ok(None) };
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            fault(format!("cannot read `password_file` {}: {error}", path.display()))
-        })?;
-        Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+    /// The Redis that the URL names, with credentials from a provider.
+    #[cfg(feature = "redis")]
+    pub(crate) fn redis_with(&self, provider: Provider) -> Result<Arc<dyn Backend>> {
+        let url = parse_url(&self.url)?;
+        if url.scheme() == "memory" {
+            return Err(fault("credentials are of no use to memory://".into()));
+        }
+        Ok(Arc::new(Redis::configured(self, &url, Some(provider))?))
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -283,6 +327,13 @@ fn redacted(url: &str) -> String {
         Ok(url) => format!("{}://{}", url.scheme(), url.host_str().unwrap_or("")),
         Err(_) => "(not a URL)".into(),
     }
+}
+
+pub(crate) fn read_password(path: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        fault(format!("cannot read `password_file` {}: {error}", path.display()))
+    })?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 fn fault(what: String) -> Error {
@@ -465,7 +516,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("dlock-password-{}", std::process::id()));
         std::fs::write(&path, "hunter2\n").unwrap();
         let mut config = Config { password_file: Some(path.clone()), ..Config::default() };
-        assert_eq!(config.password().unwrap().as_deref(), Some("hunter2"));
+        assert_eq!(read_password(&path).unwrap(), "hunter2");
         let error = config.backend().map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("no users or passwords"), "{error}");
         std::fs::remove_file(&path).unwrap();

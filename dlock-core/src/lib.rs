@@ -63,7 +63,7 @@ pub use claim::{
 };
 pub use client::{Builder, Dlock, Health, LocalHold, LocalState, LocalWait, global, init};
 pub use clock::Moment;
-pub use config::{Config, MAX_TTL};
+pub use config::{Config, Eviction, MAX_TTL};
 pub use error::{Error, ErrorKind, Operation, Result};
 pub use fence::{Access, Fence};
 #[doc(hidden)]

@@ -15,8 +15,12 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// The server that the URL names; `password` and `database` win over it.
-    pub(super) fn new(url: &Url, password: Option<&str>, database: Option<i64>) -> Result<Self> {
+    pub(super) fn is_tls(&self) -> bool {
+        matches!(self.info.addr(), ConnectionAddr::TcpTls { .. })
+    }
+
+    /// The server that the URL names; `database` wins over it.
+    pub(super) fn new(url: &Url, database: Option<i64>) -> Result<Self> {
         let host = url.host_str().unwrap_or("").trim_matches(['[', ']']).to_owned();
         let host = if host.is_empty() { "127.0.0.1".to_owned() } else { host };
         let port = url.port().unwrap_or(6379);
@@ -44,9 +48,8 @@ impl Address {
         if !url.username().is_empty() {
             settings = settings.set_username(decoded(url.username())?);
         }
-        let in_url = url.password().map(decoded).transpose()?;
-        if let Some(password) = password.map(str::to_owned).or(in_url) {
-            settings = settings.set_password(password);
+        if let Some(password) = url.password() {
+            settings = settings.set_password(decoded(password)?);
         }
         let in_path = match url.path().trim_matches('/') {
             "" => None,
@@ -79,7 +82,7 @@ mod tests {
     use super::*;
 
     fn address(url: &str) -> Result<Address> {
-        Address::new(&Url::parse(url).unwrap(), None, None)
+        Address::new(&Url::parse(url).unwrap(), None)
     }
 
     #[test]
@@ -99,8 +102,8 @@ mod tests {
         let ConnectionAddr::TcpTls { insecure, .. } = tls.info.addr() else { panic!("plain") };
         assert!(!insecure);
         let url = Url::parse("redis://:old@h/1").unwrap();
-        let chosen = Address::new(&url, Some("new"), Some(2)).unwrap();
-        assert_eq!(chosen.info.redis_settings().password(), Some("new"));
+        let chosen = Address::new(&url, Some(2)).unwrap();
+        assert_eq!(chosen.info.redis_settings().password(), Some("old"));
         assert_eq!(chosen.info.redis_settings().db(), 2);
         for bad in ["redis://h/x", "redis+unix://", "http://h"] {
             assert_eq!(address(bad).map(|_| ()).unwrap_err().kind(), ErrorKind::Config, "{bad}");

@@ -10,31 +10,32 @@
 //! with nothing heard from the server since it was sent, ends the connection.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rand::RngExt as _;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, ServerErrorKind, Value};
+use redis::{Client, Cmd, ServerErrorKind, Value};
 use tokio::sync::watch;
 
-use super::address::Address;
-use super::faults;
 use super::scripts::Run;
+use super::source::{Connection, Source};
+use super::{faults, greeting};
+use crate::config::Eviction;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How long reaching the server may take, greeting included.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// A call given up earlier than this says nothing about the connection.
 const SILENCE: Duration = Duration::from_millis(300);
-/// How many requests may be on their way to the socket before callers wait.
-const REQUESTS: usize = 16 * 1024;
 
 /// A way to one server.
 pub(super) struct Link {
-    client: Client,
+    source: Source,
     shown: String,
+    eviction: Eviction,
+    /// Whether there was a connection before.
+    met: AtomicBool,
     state: Mutex<State>,
     /// Whether there is a connection, as far as known.
     up: watch::Sender<bool>,
@@ -53,32 +54,24 @@ enum State {
 }
 
 struct Live {
-    connection: MultiplexedConnection,
+    connection: Connection,
     since: Instant,
     /// When the server was last heard, in nanoseconds since the link's start.
     heard: AtomicU64,
 }
 
 impl Link {
-    pub(super) fn new(address: Address) -> Result<Arc<Self>> {
-        let Address { info, shown } = address;
-        if matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. })
-            && rustls::crypto::CryptoProvider::get_default().is_none()
-        {
-            // Somebody else may be first; then theirs is used.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        }
-        let client = Client::open(info).map_err(|error| {
-            Error::new(ErrorKind::Config, Operation::Configure)
-                .saying(format!("the URL cannot be used: {}", error.category()))
-        })?;
+    pub(super) fn new(source: Source, eviction: Eviction) -> Arc<Self> {
+        let shown = source.shown();
         let state = State::Down { next: Instant::now(), failures: 0, why: None };
         let (state, up) = (Mutex::new(state), watch::Sender::new(false));
-        Ok(Arc::new(Link { client, shown, state, up, start: Instant::now() }))
+        let met = AtomicBool::new(false);
+        Arc::new(Link { source, shown, eviction, met, state, up, start: Instant::now() })
     }
 
-    pub(super) fn client(&self) -> &Client {
-        &self.client
+    /// A client for connections beside this one.
+    pub(super) async fn client(&self) -> Result<Client> {
+        self.source.client().await
     }
 
     /// Waits until there is a connection.
@@ -122,7 +115,7 @@ impl Link {
 
     async fn send(&self, live: &Arc<Live>, operation: Operation, command: &Cmd) -> Result<Value> {
         let mut pending = Pending { link: self, live, sent: Instant::now(), answered: false };
-        let answer = live.connection.clone().send_packed_command(command).await;
+        let answer = live.connection.send(command).await;
         pending.answered = true;
         match answer {
             Ok(value) => {
@@ -186,23 +179,23 @@ impl Attempt {
     async fn run(self) {
         let link = &self.link;
         let since = Instant::now();
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None) // every call has its time-out outside
-            .set_pipeline_buffer_size(REQUESTS);
-        let connecting = link.client.get_multiplexed_async_connection_with_config(&config);
+        let connecting = async {
+            let connection = link.source.connection().await?;
+            greeting::check(&connection, link.eviction, !link.met.load(Ordering::Relaxed)).await?;
+            Ok(connection)
+        };
         let connected = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
             Ok(connected) => connected,
-            Err(_) => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))),
+            Err(_) => Err(faults::silent(&link.shown)),
         };
         match connected {
             Ok(connection) => {
+                link.met.store(true, Ordering::Relaxed);
                 let live = Live { connection, since, heard: AtomicU64::new(0) };
                 *link.state.lock() = State::Up(Arc::new(live));
                 link.up.send_replace(true);
             }
-            Err(error) => {
-                let why = faults::unreachable(&error, &link.shown);
+            Err(why) => {
                 tracing::debug!(error = %why, failures = self.failures, "no connection");
                 *link.state.lock() = State::Down {
                     next: Instant::now() + pause(self.failures),

@@ -26,6 +26,12 @@ pub(super) fn unreachable(error: &RedisError, address: &str) -> Error {
     ))
 }
 
+/// Nothing came back while connecting.
+pub(super) fn silent(address: &str) -> Error {
+    let timed_out = std::io::Error::from(std::io::ErrorKind::TimedOut);
+    unreachable(&RedisError::from(timed_out), address)
+}
+
 /// The connection broke with the request on it.
 pub(super) fn unanswered(operation: Operation, error: &RedisError) -> Error {
     Error::new(ErrorKind::Unknown, operation)

@@ -14,9 +14,11 @@ mod address;
 mod combine;
 mod connection;
 mod faults;
+mod greeting;
 mod layout;
 mod notices;
 mod scripts;
+mod source;
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -29,8 +31,12 @@ use self::connection::Link;
 use self::layout::Names;
 use self::notices::Notices;
 use self::scripts::Scripts;
+pub use self::source::Credentials;
+pub(crate) use self::source::{Given, Provider, TlsFiles};
+use self::source::Source;
 use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
 use crate::claim::{Attempt, Claim, Grant, Holder, Release, Released, Renewed};
+use crate::config::{Config, Eviction};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
@@ -63,22 +69,32 @@ impl Redis {
                 "the URL cannot be read ({error}); write for example redis://localhost/0"
             ))
         })?;
-        Self::configured(&url, None, None, namespace)
+        let address = Address::new(&url, None)?;
+        let source = Source::address(address, &TlsFiles::default(), None, None)?;
+        Ok(Self::over(source, Eviction::default(), namespace))
     }
 
-    pub(crate) fn configured(
-        url: &Url,
-        password: Option<&str>,
-        database: Option<i64>,
-        namespace: &str,
-    ) -> Result<Self> {
-        let link = Link::new(Address::new(url, password, database)?)?;
+    /// The server that the configuration names.
+    pub(crate) fn configured(config: &Config, url: &Url, provider: Option<Provider>) -> Result<Self> {
+        let address = Address::new(url, config.database)?;
+        let source =
+            Source::address(address, &config.tls_files(), config.password_file.clone(), provider)?;
+        Ok(Self::over(source, config.eviction, &config.namespace))
+    }
+
+    /// The server that the user is connected to already.
+    pub(crate) fn given(given: Given, config: &Config) -> Self {
+        Self::over(Source::Given(given), config.eviction, &config.namespace)
+    }
+
+    fn over(source: Source, eviction: Eviction, namespace: &str) -> Self {
+        let link = Link::new(source, eviction);
         let names = Names::new(namespace);
         let channel = layout::channel(rand::random());
         let notices = Notices::new(channel, names.clone());
         let scripts = Scripts::get();
         let calls = Combiner::new(link.clone(), &scripts.calls);
-        Ok(Redis { link, calls, names, notices, listener: OnceLock::new(), scripts })
+        Redis { link, calls, names, notices, listener: OnceLock::new(), scripts }
     }
 
     async fn acquire_once(&self, claim: &Claim) -> Result<Attempt> {

@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use futures_core::Stream as _;
 use parking_lot::Mutex;
-use redis::RedisResult;
+use redis::RedisError;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::connection::{CONNECT_TIMEOUT, Link, pause};
+use super::faults;
 use super::layout::Names;
 use crate::backend::Listener;
+use crate::error::{Operation, Result};
 
 /// How long a first claim waits for the subscription.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -99,7 +101,7 @@ impl Listening {
                 }
                 failed => {
                     let why = match failed {
-                        Ok(Err(error)) => error.category().to_owned(),
+                        Ok(Err(error)) => error.to_string(),
                         _ => "no answer in time".to_owned(),
                     };
                     tracing::warn!(
@@ -114,9 +116,11 @@ impl Listening {
         }
     }
 
-    async fn subscribe(&self) -> RedisResult<(PubSubSink, PubSubStream)> {
-        let (mut sink, stream) = self.link.client().get_async_pubsub().await?.split();
-        sink.subscribe(&self.channel).await?;
+    async fn subscribe(&self) -> Result<(PubSubSink, PubSubStream)> {
+        let told = |error: RedisError| faults::unanswered(Operation::Connect, &error);
+        let client = self.link.client().await?;
+        let (mut sink, stream) = client.get_async_pubsub().await.map_err(told)?.split();
+        sink.subscribe(&self.channel).await.map_err(told)?;
         Ok((sink, stream))
     }
 
