@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::guard::State;
 use crate::key::{IntoKey, Key};
 use crate::observe::{Event, Hook, Observer};
+use crate::plant::Planted;
 use crate::primitive::{Lock, MultiLock, Mutex, RwLock, Semaphore};
 
 /// A client of a lock backend. Cheap to clone; clones share everything.
@@ -108,7 +109,12 @@ impl Dlock {
 
     /// A client put together by hand.
     pub fn builder() -> Builder {
-        Builder { config: Ok(Config::default()), backend: None, hook: None }
+        Builder {
+            config: Ok(Config::default()),
+            backend: None,
+            hook: None,
+            planted: Planted::default(),
+        }
     }
 
     /// A lock that one task at a time holds, on any machine.
@@ -320,6 +326,7 @@ pub struct Builder {
     config: Result<Config>,
     backend: Option<Arc<dyn Backend>>,
     hook: Option<Hook>,
+    planted: Planted,
 }
 
 impl Builder {
@@ -403,6 +410,15 @@ impl Builder {
         self
     }
 
+    /// A client with this bug, for tests that must find it.
+    #[cfg(feature = "simulation")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn plant(mut self, bug: crate::plant::Plant) -> Self {
+        self.planted = Planted::with(Some(bug));
+        self
+    }
+
     fn set(mut self, change: impl FnOnce(&mut Config) -> Result<()>) -> Self {
         self.config = self.config.and_then(|mut config| change(&mut config).map(|()| config));
         self
@@ -442,8 +458,14 @@ impl Builder {
         let capabilities = backend.capabilities();
         let holder = Arc::new(this_process(config.client_name.clone()));
         let observer = Observer::new(self.hook);
-        let core =
-            Core::start(backend, holder.client, config.limits(), config.call_timeout, observer)?;
+        let core = Core::start(
+            backend,
+            holder.client,
+            config.limits(),
+            config.call_timeout,
+            observer,
+            self.planted,
+        )?;
         Ok(Dlock { handle: Arc::new(Handle { core, config, holder, capabilities }) })
     }
 }

@@ -1,7 +1,7 @@
 //! Random faults on real processes with a real Redis, for as long as one likes.
 //!
-//! A coordinator starts a server with persistence, a [proxy](crate::proxy) before
-//! it, and workers: processes whose tasks lock a few keys in all ways there are.
+//! A coordinator starts a server with persistence and workers, each with a
+//! [proxy](crate::proxy) between it and the server: processes whose tasks lock a few keys in all ways there are.
 //! Two lanes of faults run side by side, one against server and network, one
 //! against the workers; both are drawn from the seed (when they hit what is the
 //! machine's business, so a seed gives the same faults, not the same history).
@@ -20,6 +20,8 @@ mod worker;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use dlock_core::Plant;
+
 /// What the command line says.
 #[derive(Clone, Debug)]
 struct Options {
@@ -27,11 +29,14 @@ struct Options {
     processes: usize,
     tasks: usize,
     seed: u64,
+    /// A bug planted in the clients, which must be found.
+    plant: Option<Plant>,
     /// A worker of a run: the URL and the number.
     worker: Option<(String, usize)>,
 }
 
-const USAGE: &str = "usage: dlock-chaos --minutes N [--processes 8] [--tasks 16] [--seed N]
+const USAGE: &str =
+    "usage: dlock-chaos --minutes N [--processes 8] [--tasks 16] [--seed N] [--plant NAME]
        dlock-chaos --seconds N ...";
 
 /// The command `dlock-chaos`.
@@ -64,6 +69,7 @@ impl Options {
             processes: 8,
             tasks: 16,
             seed: rand::random::<u32>().into(),
+            plant: None,
             worker: None,
         };
         let (mut url, mut number) = (None, 0);
@@ -77,6 +83,11 @@ impl Options {
                 "--processes" => options.processes = size()?,
                 "--tasks" => options.tasks = size()?,
                 "--seed" => options.seed = count()?,
+                "--plant" => {
+                    let plant = Plant::ALL.into_iter().find(|plant| format!("{plant:?}") == value);
+                    let names = || format!("no such plant; there are {:?}", Plant::ALL);
+                    options.plant = Some(plant.ok_or_else(names)?);
+                }
                 "--url" => url = Some(value),
                 "--number" => number = size()?,
                 _ => return Err(format!("unknown option {name}")),

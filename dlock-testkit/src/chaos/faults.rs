@@ -25,6 +25,8 @@ pub(super) enum Fault {
     Delay,
     PauseServer,
     PauseClients,
+    OutOfMemory,
+    ReadOnly,
     RestartServer,
     // the same, and the data is lost
     FlushAll,
@@ -38,7 +40,7 @@ pub(super) enum Fault {
 use Fault::*;
 
 /// What the server's lane draws from; the loss of data is rare.
-const SERVER: [Fault; 17] = [
+const SERVER: [Fault; 19] = [
     KillCommandConnections,
     KillNoticeConnections,
     ForgetScripts,
@@ -55,6 +57,8 @@ const SERVER: [Fault; 17] = [
     Delay,
     PauseServer,
     PauseClients,
+    OutOfMemory,
+    ReadOnly,
     RestartServer,
 ];
 const LOSSES: [Fault; 2] = [FlushAll, RestartEmpty];

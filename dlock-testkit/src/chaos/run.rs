@@ -94,17 +94,20 @@ pub(super) async fn run(options: &Options) -> ExitCode {
     // What was written survives the process, if not the machine.
     let lasting = ["--appendonly", "yes", "--appendfsync", "no"];
     let Some(server) = RedisServer::with(&lasting) else { return ExitCode::FAILURE };
-    let proxy = Arc::new(Proxy::start(server.port()).await);
+    let mut proxies = Vec::new();
+    for _ in 0..options.processes {
+        proxies.push(Arc::new(Proxy::start(server.port()).await));
+    }
     let run = Arc::new(Run {
         book: Mutex::default(),
         latest: AtomicU64::new(now()),
         stop: AtomicBool::new(false),
     });
     let began = Instant::now();
-    let url = proxy.url();
-    let crew = Crew { options: options.clone(), url, run: run.clone(), workers: Vec::new() };
+    let urls = proxies.iter().map(|proxy| proxy.url()).collect();
+    let crew = Crew { options: options.clone(), urls, run: run.clone(), workers: Vec::new() };
     let seed = options.seed;
-    let server_lane = tokio::spawn(against_server(server, proxy.clone(), run.clone(), seed));
+    let server_lane = tokio::spawn(against_server(server, proxies, run.clone(), seed));
     let worker_lane = tokio::spawn(crew.work(seed));
     watch(&run, began, options.length).await;
     let server = server_lane.await;
@@ -113,7 +116,6 @@ pub(super) async fn run(options: &Options) -> ExitCode {
         run.violated("a lane of faults panicked".into());
         return ExitCode::FAILURE;
     };
-    drop(proxy);
     let left = server.left_after(Duration::from_secs(15)).await;
     if !left.is_empty() {
         run.violated(format!("left behind: {left:?}"));
@@ -201,7 +203,7 @@ fn nanos(duration: Duration) -> u64 {
 /// One fault after the other against server and network; gives the server back.
 async fn against_server(
     mut server: RedisServer,
-    proxy: Arc<Proxy>,
+    proxies: Vec<Arc<Proxy>>,
     run: Arc<Run>,
     seed: u64,
 ) -> RedisServer {
@@ -211,15 +213,21 @@ async fn against_server(
         let fault = Fault::of_server(&mut random);
         let lasts = fault.lasts(&mut random);
         let before = now();
-        inflict(fault, lasts, &mut server, &proxy, &mut random).await;
+        // One worker, half of them, or all are cut off from the others.
+        let share = [1, proxies.len().div_ceil(2), proxies.len()][random.random_range(0..3)];
+        let hit = proxies.iter().cycle().skip(random.random_range(0..proxies.len()));
+        let hit: Vec<_> = hit.take(share).cloned().collect();
+        inflict(fault, lasts, &mut server, &hit, &mut random).await;
         run.happened(fault);
         if matches!(fault, Fault::FlushAll | Fault::RestartEmpty) {
             run.book().judge.data_lost(before, TTL + Duration::from_secs(1));
         }
         recovered(&run).await;
     }
-    proxy.forget_once();
-    proxy.heal();
+    for proxy in &proxies {
+        proxy.forget_once();
+        proxy.heal();
+    }
     server
 }
 
@@ -227,11 +235,12 @@ async fn inflict(
     fault: Fault,
     lasts: Duration,
     server: &mut RedisServer,
-    proxy: &Proxy,
+    hit: &[Arc<Proxy>],
     random: &mut StdRng,
 ) {
     let times = random.random_range(1..10);
-    let once = |what, text| (0..times).for_each(|_| proxy.once(what, text));
+    let each = |what: &dyn Fn(&Proxy)| hit.iter().for_each(|proxy| what(proxy));
+    let once = |what, text| each(&|proxy| (0..times).for_each(|_| proxy.once(what, text)));
     let cli = |arguments: &[&str]| {
         tokio::task::block_in_place(|| server.cli(arguments));
     };
@@ -243,20 +252,30 @@ async fn inflict(
             cli(&["CLIENT", "PAUSE", &lasts.as_millis().to_string(), "ALL"]);
             tokio::time::sleep(lasts).await;
         }
-        Fault::Cut => proxy.cut(),
-        Fault::StallReplies => proxy.stall(&[Way::ToClient]),
-        Fault::StallRequests => proxy.stall(&[Way::ToServer]),
-        Fault::StallBoth => proxy.stall(&[Way::ToServer, Way::ToClient]),
+        Fault::OutOfMemory => {
+            cli(&["CONFIG", "SET", "maxmemory", "1"]);
+            tokio::time::sleep(lasts).await;
+            cli(&["CONFIG", "SET", "maxmemory", "0"]);
+        }
+        Fault::ReadOnly => {
+            cli(&["REPLICAOF", "127.0.0.1", "1"]); // nobody there
+            tokio::time::sleep(lasts).await;
+            cli(&["REPLICAOF", "NO", "ONE"]);
+        }
+        Fault::Cut => each(&Proxy::cut),
+        Fault::StallReplies => each(&|proxy| proxy.stall(&[Way::ToClient])),
+        Fault::StallRequests => each(&|proxy| proxy.stall(&[Way::ToServer])),
+        Fault::StallBoth => each(&|proxy| proxy.stall(&[Way::ToServer, Way::ToClient])),
         Fault::LoseReplies => once(Once::LoseReply, "EVAL"),
         Fault::DuplicateRequests => once(Once::DuplicateRequest, "EVAL"),
         Fault::LoseNotices => once(Once::LosePush, ""),
         Fault::DuplicateNotices => once(Once::DuplicatePush, ""),
-        Fault::HalfOpen => proxy.freeze(),
-        Fault::Silence => proxy.go_silent(),
-        Fault::Delay => {
+        Fault::HalfOpen => each(&Proxy::freeze),
+        Fault::Silence => each(&Proxy::go_silent),
+        Fault::Delay => each(&|proxy| {
             proxy.delay(Way::ToServer, lasts / 10);
             proxy.delay(Way::ToClient, lasts / 10);
-        }
+        }),
         Fault::PauseServer => {
             server.pause();
             tokio::time::sleep(lasts).await;
@@ -286,7 +305,7 @@ async fn inflict(
     );
     if heals {
         tokio::time::sleep(lasts).await;
-        proxy.heal();
+        each(&Proxy::heal);
     }
 }
 
@@ -305,7 +324,8 @@ async fn recovered(run: &Run) {
 /// The workers.
 struct Crew {
     options: Options,
-    url: String,
+    /// Each worker has a way to the server of its own.
+    urls: Vec<String>,
     run: Arc<Run>,
     workers: Vec<Child>,
 }
@@ -338,9 +358,10 @@ impl Crew {
 
     fn hire(&self, number: usize) -> std::io::Result<Child> {
         let mut worker = Command::new(std::env::current_exe()?)
-            .args(["--url", &self.url, "--number", &number.to_string()])
+            .args(["--url", &self.urls[number], "--number", &number.to_string()])
             .args(["--tasks", &self.options.tasks.to_string()])
             .args(["--seed", &self.options.seed.to_string()])
+            .args(self.options.plant.iter().flat_map(|bug| ["--plant".into(), format!("{bug:?}")]))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

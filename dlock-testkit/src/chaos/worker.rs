@@ -58,9 +58,12 @@ pub(super) async fn work(url: &str, number: usize, options: &Options) -> ExitCod
         .ttl(SHORT_TTL)
         .wait(Duration::from_secs(8))
         .call_timeout(Duration::from_secs(1))
-        .client_name(format!("worker-{number}"))
-        .connect_lazy();
-    let client = match client {
+        .client_name(format!("worker-{number}"));
+    let client = match options.plant {
+        Some(bug) => client.plant(bug),
+        None => client,
+    };
+    let client = match client.connect_lazy() {
         Ok(client) => client,
         Err(error) => {
             eprintln!("{error}");
