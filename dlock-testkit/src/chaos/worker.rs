@@ -127,7 +127,7 @@ struct Task {
 impl Task {
     async fn run(mut self, slow: bool) {
         while !self.told.stops() {
-            let burst = if slow { 1 } else { 20 };
+            let burst = if slow { 1 } else { 30 };
             for _ in 0..burst {
                 let done = if slow { self.slow().await } else { self.quick().await };
                 if let Err(error) = done {
@@ -138,7 +138,7 @@ impl Task {
                     return;
                 }
             }
-            self.pause(0..400).await;
+            self.pause(0..250).await;
         }
     }
 
