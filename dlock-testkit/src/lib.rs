@@ -6,6 +6,7 @@ pub mod chaos;
 pub mod conformance;
 mod faulty;
 mod history;
+pub mod holder;
 pub mod holds;
 pub mod process;
 pub mod proxy;

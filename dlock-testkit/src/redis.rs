@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock_core::backend::redis::Redis;
+use dlock_core::{Builder, Dlock};
 
 /// A `redis-server` process on a free loopback port, without persistence; killed
 /// when dropped.
@@ -17,6 +18,16 @@ pub struct RedisServer {
     port: u16,
     directory: PathBuf,
     options: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+/// The ttl of [`client`]: long enough for a slow machine, short enough to wait for
+/// its end.
+pub const TTL: Duration = Duration::from_millis(900);
+
+/// A client of the server at this URL, as most tests want it.
+pub fn client(url: &str) -> Builder {
+    Dlock::builder().url(url).namespace("test").ttl(TTL).wait(Duration::from_secs(20))
 }
 
 impl RedisServer {
@@ -64,6 +75,7 @@ impl RedisServer {
                 port,
                 directory: directory.clone(),
                 options: Vec::clone(&options),
+                environment: Vec::new(),
             };
             if server.launch() {
                 return server;
@@ -85,6 +97,7 @@ impl RedisServer {
             .arg("--unixsocket")
             .arg(self.socket())
             .args(&self.options)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -125,6 +138,33 @@ impl RedisServer {
             assert!(began.elapsed() < Duration::from_secs(20), "redis-server does not restart");
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Starts it again with more options.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn restart_with(&mut self, options: &[&str]) {
+        self.options.extend(options.iter().map(|&option| option.to_owned()));
+        self.restart();
+    }
+
+    /// Starts it again with more variables in its environment.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn restart_in(&mut self, environment: &[(&str, &str)]) {
+        let pairs = environment.iter();
+        self.environment.extend(pairs.map(|&(name, value)| (name.to_owned(), value.to_owned())));
+        self.restart();
+    }
+
+    /// A client of it, not connected yet.
+    ///
+    /// # Panics
+    /// Never: the URL is right.
+    pub fn client(&self) -> Dlock {
+        client(&self.url()).connect_lazy().expect("a client")
     }
 
     /// Stops it in its tracks: it keeps its connections and answers nothing.
