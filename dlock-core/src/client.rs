@@ -17,6 +17,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::guard::State;
 use crate::key::{IntoKey, Key};
 use crate::observe::{Event, Hook, Observer};
+use crate::plant::Planted;
 use crate::primitive::{Lock, MultiLock, Mutex, RwLock, Semaphore};
 
 /// A client of a lock backend. Cheap to clone; clones share everything.
@@ -118,6 +119,7 @@ impl Dlock {
             #[cfg(feature = "redis")]
             credentials: None,
             hook: None,
+            planted: Planted::default(),
         }
     }
 
@@ -334,6 +336,7 @@ pub struct Builder {
     #[cfg(feature = "redis")]
     credentials: Option<Provider>,
     hook: Option<Hook>,
+    planted: Planted,
 }
 
 impl Builder {
@@ -483,6 +486,15 @@ impl Builder {
         self
     }
 
+    /// A client with this bug, for tests that must find it.
+    #[cfg(feature = "simulation")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn plant(mut self, bug: crate::plant::Plant) -> Self {
+        self.planted = Planted::with(Some(bug));
+        self
+    }
+
     fn set(mut self, change: impl FnOnce(&mut Config) -> Result<()>) -> Self {
         self.config = self.config.and_then(|mut config| change(&mut config).map(|()| config));
         self
@@ -531,8 +543,14 @@ impl Builder {
         let capabilities = backend.capabilities();
         let holder = Arc::new(this_process(config.client_name.clone()));
         let observer = Observer::new(self.hook);
-        let core =
-            Core::start(backend, holder.client, config.limits(), config.call_timeout, observer)?;
+        let core = Core::start(
+            backend,
+            holder.client,
+            config.limits(),
+            config.call_timeout,
+            observer,
+            self.planted,
+        )?;
         Ok(Dlock { handle: Arc::new(Handle { core, config, holder, capabilities }) })
     }
 }

@@ -89,12 +89,13 @@ impl Core {
         limits: Limits,
         call_timeout: Duration,
         observer: Observer,
+        planted: Planted,
     ) -> Result<Arc<Self>> {
         let remote = backend.capabilities().remote;
         let shards = std::thread::available_parallelism().map_or(4, usize::from) * 4;
         let mut random = rand::rng();
         let shards = (0..shards.next_power_of_two().min(64))
-            .map(|_| Mutex::new(Engine::new(limits, random.random(), Planted::default())))
+            .map(|_| Mutex::new(Engine::new(limits, random.random(), planted)))
             .collect();
         let (calls, orders) = if remote {
             let (calls, orders) = unbounded_channel();

@@ -181,7 +181,10 @@ const PATIENT: Duration = Duration::from_secs(20);
 const SOON: Duration = Duration::from_millis(400);
 
 /// Waits for a condition that must come true.
-async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+///
+/// # Panics
+/// If it does not in a time that is far more than any test needs.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -7,15 +7,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock_core::backend::redis::Redis;
+use dlock_core::{Builder, Dlock};
 
 /// A `redis-server` process on a free loopback port, without persistence; killed
 /// when dropped.
 #[derive(Debug)]
 pub struct RedisServer {
+    program: String,
     process: Option<Child>,
     port: u16,
     directory: PathBuf,
     options: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+/// The ttl of [`client`]: long enough for a slow machine, short enough to wait for
+/// its end.
+pub const TTL: Duration = Duration::from_millis(900);
+
+/// A client of the server at this URL, as most tests want it.
+pub fn client(url: &str) -> Builder {
+    Dlock::builder().url(url).namespace("test").ttl(TTL).wait(Duration::from_secs(20))
 }
 
 impl RedisServer {
@@ -30,10 +42,24 @@ impl RedisServer {
     /// # Panics
     /// If it does not come up.
     pub fn with(options: &[&str]) -> Option<Self> {
-        let version = Command::new("redis-server").arg("--version").stdout(Stdio::null()).status();
-        if !crate::servers::found("redis-server", version.is_ok_and(|status| status.success())) {
+        let program = "redis-server";
+        crate::servers::found(program, runs(program)).then(|| Self::of(program, options))
+    }
+
+    /// A server that is another program: `valkey-server`, or a Redis of another
+    /// version. Missing, it is skipped visibly even where servers are required.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn other(program: &str, options: &[&str]) -> Option<Self> {
+        if !runs(program) {
+            println!("SKIPPED: {program} is missing");
             return None;
         }
+        Some(Self::of(program, options))
+    }
+
+    fn of(program: &str, options: &[&str]) -> Self {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let name = format!("dlock-redis-{}-{number}", std::process::id());
@@ -44,22 +70,24 @@ impl RedisServer {
         for _ in 0..10 {
             let port = free_port();
             let mut server = RedisServer {
+                program: program.to_owned(),
                 process: None,
                 port,
                 directory: directory.clone(),
                 options: Vec::clone(&options),
+                environment: Vec::new(),
             };
             if server.launch() {
-                return Some(server);
+                return server;
             }
             server.directory = PathBuf::new(); // goes on to the next attempt
         }
-        panic!("redis-server does not start; its log is in {}", directory.display());
+        panic!("{program} does not start; its log is in {}", directory.display());
     }
 
     fn launch(&mut self) -> bool {
         let log = self.directory.join("log");
-        let process = Command::new("redis-server")
+        let process = Command::new(&self.program)
             .args(["--bind", "127.0.0.1", "--port", &self.port.to_string()])
             .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
             .arg("--dir")
@@ -69,11 +97,12 @@ impl RedisServer {
             .arg("--unixsocket")
             .arg(self.socket())
             .args(&self.options)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .expect("redis-server can be run");
+            .expect("the server can be run");
         self.process = Some(process);
         let address = SocketAddr::from(([127, 0, 0, 1], self.port));
         let began = Instant::now();
@@ -111,6 +140,53 @@ impl RedisServer {
         }
     }
 
+    /// Starts it again with more options.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn restart_with(&mut self, options: &[&str]) {
+        self.options.extend(options.iter().map(|&option| option.to_owned()));
+        self.restart();
+    }
+
+    /// Starts it again with more variables in its environment.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn restart_in(&mut self, environment: &[(&str, &str)]) {
+        let pairs = environment.iter();
+        self.environment.extend(pairs.map(|&(name, value)| (name.to_owned(), value.to_owned())));
+        self.restart();
+    }
+
+    /// A client of it, not connected yet.
+    ///
+    /// # Panics
+    /// Never: the URL is right.
+    pub fn client(&self) -> Dlock {
+        client(&self.url()).connect_lazy().expect("a client")
+    }
+
+    /// Stops it in its tracks: it keeps its connections and answers nothing.
+    pub fn pause(&self) {
+        self.process.iter().for_each(|process| crate::process::pause(process.id()));
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        self.process.iter().for_each(|process| crate::process::resume(process.id()));
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Its URL.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
@@ -134,12 +210,51 @@ impl RedisServer {
     /// # Panics
     /// If it cannot be run.
     pub fn cli(&self, arguments: &[&str]) -> String {
+        let password = self.options.iter().skip_while(|option| *option != "--requirepass").nth(1);
         let output = Command::new("redis-cli")
-            .args(["-p", &self.port.to_string()])
+            .arg("-s")
+            .arg(self.socket())
+            .args(password.iter().flat_map(|password| ["--no-auth-warning", "-a", password]))
             .args(arguments)
             .output()
             .expect("redis-cli comes with redis-server");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+}
+
+/// What is left behind at a server: keys, and connections and channels of clients.
+/// Who broke a lock is remembered for an hour and is not counted.
+fn left(server: &RedisServer) -> Vec<String> {
+    let keys = server.cli(&["--scan"]);
+    let clients = server.cli(&["CLIENT", "LIST"]);
+    let channels = server.cli(&["PUBSUB", "CHANNELS"]);
+    let keys = keys.lines().filter(|key| !key.is_empty() && !key.ends_with("}:b"));
+    let clients = clients.lines().filter(|client| !client.contains("cmd=client"));
+    let channels = channels.lines().filter(|channel| !channel.is_empty());
+    keys.chain(clients).chain(channels).map(str::to_owned).collect()
+}
+
+impl RedisServer {
+    /// Waits until nothing is left behind by clients that are gone: no key, no
+    /// connection, no subscription. Answers what still is when the time is over.
+    pub async fn left_after(&self, within: Duration) -> Vec<String> {
+        let began = Instant::now();
+        loop {
+            let left = left(self);
+            if left.is_empty() || began.elapsed() >= within {
+                return left;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// I3 at this server.
+    ///
+    /// # Panics
+    /// If something is left after 20 s, far more than any ttl in the tests.
+    pub async fn assert_nothing_left(&self) {
+        let left = self.left_after(Duration::from_secs(20)).await;
+        assert!(left.is_empty(), "left behind: {left:#?}");
     }
 }
 
@@ -150,6 +265,11 @@ impl Drop for RedisServer {
             let _ = std::fs::remove_dir_all(&self.directory);
         }
     }
+}
+
+fn runs(program: &str) -> bool {
+    let version = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+    version.is_ok_and(|status| status.success())
 }
 
 fn free_port() -> u16 {

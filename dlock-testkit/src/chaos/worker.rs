@@ -1,0 +1,250 @@
+//! One process of a run: tasks that lock, and tell of each stay in a line.
+//!
+//! `R ...` the records of one stay, `E kind` an error that faults explain,
+//! `V ...` one that they do not. Ends in order when its input says or ends.
+
+use std::io::{BufRead as _, Write as _};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dlock_core::{Dlock, Error, ErrorKind};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::Options;
+use crate::holds::{Stay, Tells};
+
+/// The keys that many want: mutexes, read-write locks, a semaphore, slow ones.
+pub(super) const KEYS: [&str; 8] = ["m0", "m1", "m2", "r0", "r1", "s0", "slow0", "slow1"];
+/// The longest lease.
+pub(super) const TTL: Duration = Duration::from_secs(3);
+const SHORT_TTL: Duration = Duration::from_secs(1);
+const PERMITS: u32 = 3;
+/// How long one holds a lock at most.
+const LONGEST: Duration = Duration::from_millis(2_500);
+
+#[derive(Default)]
+struct Told {
+    lines: Mutex<String>,
+    stop: AtomicBool,
+}
+
+impl Told {
+    fn tell(&self, line: std::fmt::Arguments<'_>) {
+        use std::fmt::Write as _;
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = writeln!(lines, "{line}");
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        let lines = std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut out = std::io::stdout().lock();
+        out.write_all(lines.as_bytes())?;
+        out.flush()
+    }
+
+    fn stops(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+pub(super) async fn work(url: &str, number: usize, options: &Options) -> ExitCode {
+    let told = Arc::new(Told::default());
+    let client = Dlock::builder()
+        .url(url)
+        .namespace("chaos")
+        .ttl(SHORT_TTL)
+        .wait(Duration::from_secs(8))
+        .call_timeout(Duration::from_secs(1))
+        .client_name(format!("worker-{number}"));
+    let client = match options.plant {
+        Some(bug) => client.plant(bug),
+        None => client,
+    };
+    let client = match client.connect_lazy() {
+        Ok(client) => client,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    std::thread::spawn({
+        let told = told.clone();
+        move || {
+            for line in std::io::stdin().lock().lines() {
+                if !line.is_ok_and(|line| line != "stop") {
+                    break;
+                }
+            }
+            told.stop.store(true, Ordering::Relaxed);
+        }
+    });
+    std::thread::spawn({
+        let told = told.clone();
+        move || {
+            // Nobody listens any more: there is nothing left to do.
+            while told.flush().is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            std::process::exit(1);
+        }
+    });
+    let tasks: Vec<_> = (0..options.tasks)
+        .map(|number_of_task| {
+            let who = format!("{number}.{}.{number_of_task}", std::process::id());
+            let seed = options.seed ^ u64::from(std::process::id()) << 20 ^ number_of_task as u64;
+            let random = StdRng::seed_from_u64(seed);
+            let task = Task { client: client.clone(), told: told.clone(), random, who };
+            tokio::spawn(task.run(number_of_task == 0))
+        })
+        .collect();
+    while !told.stops() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // In the midst of their work, as in a rolling restart.
+    client.shutdown(Duration::from_millis(300)).await;
+    for task in tasks {
+        if let Err(error) = task.await {
+            told.tell(format_args!("V a task panicked: {error}"));
+        }
+    }
+    client.shutdown(Duration::ZERO).await; // what was owed by the last of them
+    drop(client);
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let _ = told.flush();
+    ExitCode::SUCCESS
+}
+
+struct Task {
+    client: Dlock,
+    told: Arc<Told>,
+    random: StdRng,
+    who: String,
+}
+
+impl Task {
+    async fn run(mut self, slow: bool) {
+        while !self.told.stops() {
+            let burst = if slow { 1 } else { 30 };
+            for _ in 0..burst {
+                let done = if slow { self.slow().await } else { self.quick().await };
+                if let Err(error) = done {
+                    self.tell_error(&error);
+                    self.pause(10..60).await;
+                }
+                if self.told.stops() {
+                    return;
+                }
+            }
+            self.pause(0..250).await;
+        }
+    }
+
+    async fn pause(&mut self, millis: std::ops::Range<u64>) {
+        let millis = self.random.random_range(millis);
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+    }
+
+    fn tell_error(&self, error: &Error) {
+        match error.kind() {
+            ErrorKind::ShuttingDown if self.told.stops() => {}
+            kind @ (ErrorKind::TimedOut
+            | ErrorKind::Lost
+            | ErrorKind::Unavailable
+            | ErrorKind::Unknown) => self.told.tell(format_args!("E {kind:?}")),
+            _ => self.told.tell(format_args!("V {}: {error}", self.who)),
+        }
+    }
+
+    /// A long stay under a lock that must be renewed meanwhile.
+    async fn slow(&mut self) -> dlock_core::Result<()> {
+        let key = KEYS[6 + self.random.random_range(0..2)];
+        let ttl = if self.random.random_bool(0.5) { SHORT_TTL } else { TTL };
+        let guard = self.client.mutex(key).ttl(ttl).lock().await?;
+        let Some(stay) = Stay::begin(&guard) else { return Ok(()) };
+        let length = self.random.random_range(Duration::ZERO..LONGEST);
+        let ran = guard.run(tokio::time::sleep(length)).await;
+        self.tell(stay, &guard);
+        drop(guard);
+        ran
+    }
+
+    async fn quick(&mut self) -> dlock_core::Result<()> {
+        let mutex = KEYS[self.random.random_range(0..3)];
+        let rwlock = KEYS[3 + self.random.random_range(0..2)];
+        let lock = self.client.mutex(mutex);
+        match self.random.random_range(0..100) {
+            0..60 => {
+                let guard = lock.lock().await?;
+                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
+                self.tell(stay, &guard);
+                if self.random.random_bool(0.5) {
+                    return guard.release().await.map(drop);
+                }
+            }
+            60..78 => {
+                let lock = self.client.rwlock(rwlock);
+                let writes = self.random.random_bool(0.2);
+                let guard = if writes { lock.write() } else { lock.read() }.lock().await?;
+                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
+                self.tell(stay, &guard);
+            }
+            78..86 => {
+                let take = self.random.random_range(1..=2);
+                let permits = self.client.semaphore(KEYS[5], PERMITS).take(take).lock().await?;
+                let permits = (permits, PERMITS);
+                let Some(stay) = self.stay(&permits).await else { return Ok(()) };
+                self.tell(stay, &permits);
+            }
+            86..92 => {
+                let other = KEYS[self.random.random_range(0..3)];
+                let guard = self.client.all_of([mutex, other]).lock().await?;
+                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
+                self.tell(stay, &guard);
+            }
+            92..95 => {
+                let guard = lock.fair().lock().await?;
+                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
+                self.tell(stay, &guard);
+            }
+            95..97 => {
+                let Some(guard) = lock.try_lock().await? else { return Ok(()) };
+                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
+                self.tell(stay, &guard);
+            }
+            _ => {
+                // Given up somewhere on the way.
+                let patience = Duration::from_micros(self.random.random_range(0..20_000));
+                let Ok(guard) = tokio::time::timeout(patience, lock.lock()).await else {
+                    return Ok(());
+                };
+                let guard = guard?;
+                let Some(stay) = Stay::begin(&guard) else { return Ok(()) };
+                self.tell(stay, &guard);
+            }
+        }
+        Ok(())
+    }
+
+    /// A stay, most often as short as can be.
+    async fn stay(&mut self, guard: &impl Tells) -> Option<Stay> {
+        let stay = Stay::begin(guard)?;
+        match self.random.random_range(0..1_000) {
+            0 => self.pause(20..100).await,
+            1..50 => self.pause(0..3).await,
+            _ => tokio::task::yield_now().await,
+        }
+        Some(stay)
+    }
+
+    fn tell(&self, stay: Stay, guard: &impl Tells) {
+        use std::fmt::Write as _;
+        let mut line = String::new();
+        for record in stay.end(guard, &self.who) {
+            let _ = write!(line, "{}{record}", if line.is_empty() { "" } else { ";" });
+        }
+        self.told.tell(format_args!("{line}"));
+    }
+}

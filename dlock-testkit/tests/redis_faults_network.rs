@@ -1,0 +1,381 @@
+//! What networks do, done to a real Redis by the proxy: each row of the list of
+//! faults.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use dlock_core::{Dlock, ErrorKind, Event, Plant, Released, State};
+use dlock_testkit::conformance::eventually;
+use dlock_testkit::holds::Stay;
+use dlock_testkit::proxy::{Once, Proxy, Way};
+use dlock_testkit::records::Judge;
+use dlock_testkit::redis::{RedisServer, TTL, client};
+
+const LONG: Duration = Duration::from_secs(30);
+const CALL: Duration = Duration::from_millis(700);
+
+/// A client through a proxy, whose calls may take [`CALL`].
+async fn proxied(server: &RedisServer) -> (Proxy, Dlock) {
+    let proxy = Proxy::start(server.port()).await;
+    let client = client(&proxy.url()).call_timeout(CALL).connect_lazy().expect("a client");
+    (proxy, client)
+}
+
+async fn is_free(client: &Dlock, key: &str) -> bool {
+    let state = client.inspect(key).await.expect("an inspection");
+    state.holders.is_empty() && state.waiters.is_empty()
+}
+
+/// What a client tells of its leases.
+#[derive(Default)]
+struct Seen {
+    renewed: AtomicU32,
+    uncertain: AtomicU32,
+    lost: AtomicU32,
+}
+
+impl Seen {
+    fn by(seen: &Arc<Self>) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
+        let seen = seen.clone();
+        move |event| {
+            let count = match event {
+                Event::Renewed { .. } => &seen.renewed,
+                Event::Uncertain { .. } => &seen.uncertain,
+                Event::Lost { .. } => &seen.lost,
+                _ => return,
+            };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn counts(&self) -> [u32; 3] {
+        [&self.renewed, &self.uncertain, &self.lost].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// The answer of a renewal is lost, then connections are killed: the lease is
+/// uncertain, is tried again, and is held; others never hear of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_02_a_failed_renewal_is_tried_again() {
+    let Some(server) = RedisServer::start() else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let (here, there) = (Arc::new(Seen::default()), Arc::new(Seen::default()));
+    let ttl = Duration::from_secs(3);
+    let one = client(&proxy.url()).ttl(ttl).call_timeout(CALL).on_event(Seen::by(&here));
+    let one = one.connect_lazy().expect("a client");
+    let two = client(&server.url()).ttl(ttl).on_event(Seen::by(&there));
+    let two = two.connect_lazy().expect("a client");
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    let other = two.mutex("b").lock().await.expect("the lock");
+    proxy.once(Once::LoseReply, "test:a}");
+    eventually("the renewal fails", async || here.counts()[1] > 0).await;
+    assert_ne!(guard.state(), State::Lost);
+    eventually("it is held again", async || here.counts()[0] > 0 && guard.state() == State::Held)
+        .await;
+    assert_eq!(proxy.done(), 1);
+    for _ in 0..3 {
+        server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        assert_ne!(guard.state(), State::Lost);
+    }
+    let renewed = here.counts()[0];
+    eventually("renewals go on", async || here.counts()[0] > renewed).await;
+    assert_eq!((here.counts()[2], there.counts()[2]), (0, 0), "nothing was lost");
+    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert_eq!(other.release().await.expect("an answer"), Released::Released);
+    drop((one, two));
+    server.assert_nothing_left().await;
+}
+
+/// The answers of an acquire and of a release are lost, and requests come twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_04_a_lost_answer_gives_the_same_grant() {
+    let Some(server) = RedisServer::start() else { return };
+    let (proxy, one) = proxied(&server).await;
+    let two = server.client();
+    let warm = one.mutex("warm").lock().await.expect("the lock");
+    drop(warm);
+    let mut last = 0;
+    for (round, what) in [Once::LoseReply, Once::DuplicateRequest].into_iter().enumerate() {
+        proxy.once(what, "test:a}");
+        let guard = one.mutex("a").ttl(LONG).lock().await.expect("the lock, asked for twice");
+        assert_eq!(proxy.done(), 2 * round as u64 + 1, "it did happen");
+        let state = two.inspect("a").await.expect("an inspection");
+        assert_eq!(state.holders.len(), 1, "{state:?}");
+        assert_eq!(state.holders[0].token, Some(guard.token().get()), "the one grant");
+        assert!(guard.token().get() > last);
+        last = guard.token().get();
+        proxy.once(what, "test:a}");
+        match guard.release().await {
+            Ok(outcome) => assert_eq!(outcome, Released::Released),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error}"),
+        }
+        eventually("it is free", async || is_free(&two, "a").await).await;
+    }
+    assert_eq!(proxy.done(), 4);
+    drop((one, two));
+    server.assert_nothing_left().await;
+}
+
+/// Futures are dropped after any number of polls, on a network slow enough to
+/// catch each of them in every state.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_05_whatever_is_dropped_leaves_nothing() {
+    use std::task::{Context, Waker};
+    let Some(server) = RedisServer::start() else { return };
+    let (proxy, one) = proxied(&server).await;
+    let two = server.client();
+    proxy.delay(Way::ToServer, Duration::from_millis(4));
+    proxy.delay(Way::ToClient, Duration::from_millis(4));
+    for busy in [false, true] {
+        for polls in 0..8 {
+            let held = match busy {
+                true => Some(two.mutex("a").ttl(LONG).lock().await.expect("the lock")),
+                false => None,
+            };
+            let (lock, read) = (one.mutex("a").ttl(LONG), one.rwlock("a").read().ttl(LONG));
+            let both = one.all_of(["a", "b"]).ttl(LONG);
+            let permits = one.semaphore("a", 2).take(2).ttl(LONG);
+            let mut futures = [
+                Box::pin(async { lock.lock().await.map(drop) })
+                    as futures_util::future::BoxFuture<'_, _>,
+                Box::pin(async { read.lock().await.map(drop) }),
+                Box::pin(async { both.lock().await.map(drop) }),
+                Box::pin(async { permits.lock().await.map(drop) }),
+            ];
+            let mut done = [false; 4];
+            for _ in 0..polls {
+                for (future, done) in futures.iter_mut().zip(&mut done).filter(|(_, done)| !**done)
+                {
+                    let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                    *done = polled.is_ready();
+                }
+                tokio::time::sleep(Duration::from_millis(3)).await;
+            }
+            drop(futures);
+            drop(held);
+            let began = Instant::now();
+            eventually("all of it is free", async || {
+                is_free(&two, "a").await && is_free(&two, "b").await
+            })
+            .await;
+            assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        }
+    }
+    drop((one, two));
+    server.assert_nothing_left().await;
+}
+
+/// The message that hands the lock over is lost, or its connection killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_06_a_lost_wake_up_costs_about_a_second() {
+    let Some(server) = RedisServer::start() else { return };
+    let (proxy, waiter) = proxied(&server).await;
+    let holder = server.client();
+    drop(waiter.mutex("warm").lock().await.expect("the lock"));
+    for round in 0..4 {
+        let guard = holder.mutex("a").ttl(LONG).lock().await.expect("the lock");
+        let waiting = tokio::spawn({
+            let lock = waiter.mutex("a").ttl(LONG);
+            async move { lock.lock().await.map(drop) }
+        });
+        eventually("it waits", async || {
+            holder.inspect("a").await.expect("an inspection").waiters.len() == 1
+        })
+        .await;
+        if round % 2 == 0 {
+            proxy.once(Once::LosePush, "");
+        } else {
+            server.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        }
+        let began = Instant::now();
+        drop(guard);
+        waiting.await.expect("the task").expect("the lock");
+        assert!(began.elapsed() < Duration::from_millis(2_500), "{:?}", began.elapsed());
+    }
+    assert_eq!(proxy.done(), 2, "two messages were lost");
+    drop((holder, waiter));
+    server.assert_nothing_left().await;
+}
+
+/// Connections that are open and dead: the ones there are, then new ones too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_07_half_open_connections_end_by_the_time_out() {
+    let Some(server) = RedisServer::start() else { return };
+    let (proxy, client) = proxied(&server).await;
+    let guard = client.mutex("a").ttl(Duration::from_secs(10)).lock().await.expect("the lock");
+    for silent in [false, true] {
+        if silent {
+            proxy.go_silent();
+        } else {
+            proxy.freeze();
+        }
+        let began = Instant::now();
+        let error = client.mutex("b").try_lock().await.expect_err("no answer");
+        assert!(began.elapsed() < CALL + Duration::from_secs(2), "{:?}", began.elapsed());
+        let kind = error.kind();
+        assert!(matches!(kind, ErrorKind::Unknown | ErrorKind::Unavailable), "{error}");
+        let problem = client.health().await.problem;
+        if silent {
+            assert!(problem.is_some(), "nobody answers");
+            proxy.heal();
+        }
+        eventually("calls are answered again", async || {
+            client.mutex("b").try_lock().await.is_ok_and(|guard| guard.is_some())
+        })
+        .await;
+        eventually("renewals go on", async || guard.state() == State::Held).await;
+    }
+    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    proxy.heal();
+    drop(client);
+    server.assert_nothing_left().await;
+}
+
+/// A claim is given up while the server is stopped, or its request stuck: when it
+/// goes on, a late acquire leaves no lock behind. (The ttl is far longer than the
+/// test looks.)
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_21_a_late_acquire_leaves_no_ghost() {
+    let Some(server) = RedisServer::start() else { return };
+    let (proxy, client) = proxied(&server).await;
+    let other = server.client();
+    drop(client.mutex("warm").lock().await.expect("the lock"));
+    for round in 0..10_u32 {
+        let key = format!("ghost-{round}");
+        let stalls = round % 2 == 1;
+        if stalls {
+            proxy.stall(&[Way::ToServer])
+        } else {
+            server.pause()
+        }
+        let lock = client.mutex(key.as_str()).ttl(LONG);
+        // Given up before, during and after the time of a call.
+        let patience = Duration::from_millis(30 + 250 * u64::from(round / 2));
+        let given_up = tokio::time::timeout(patience, lock.lock()).await;
+        assert!(given_up.is_err(), "no server, no lock");
+        if stalls {
+            proxy.heal()
+        } else {
+            server.resume()
+        }
+        // Nobody's by the time the server has answered whatever was sent.
+        eventually("the claim is gone", async || client.local_state().waiting.is_empty()).await;
+        let began = Instant::now();
+        let free = other.mutex(key.as_str()).wait(Duration::from_secs(10)).lock().await;
+        drop(free.expect("no ghost"));
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+    drop((client, other));
+    server.assert_nothing_left().await;
+}
+
+/// How the hand-over of row 22 goes: whether the waiter believes to hold the lock
+/// while a third has it. Also judged from outside.
+async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) -> Judge {
+    let judge = Arc::new(Mutex::new(Judge::default()));
+    let (holder, third) = (server.client(), server.client());
+    let guard = holder.mutex("a").lock().await.expect("the lock");
+    let (told, mut granted) = tokio::sync::mpsc::unbounded_channel();
+    let waiting = tokio::spawn({
+        let (lock, judge) = (waiter.mutex("a"), judge.clone());
+        async move {
+            let guard = lock.lock().await.expect("the lock, in the end");
+            let stay = Stay::begin(&guard);
+            let _ = told.send(());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let mut judge = judge.lock().expect("the judge");
+            let records = stay.map(|stay| stay.end(&guard, "waiter"));
+            records.into_iter().flatten().for_each(|record| judge.add(record));
+        }
+    });
+    eventually("it waits", async || {
+        holder.inspect("a").await.expect("an inspection").waiters.len() == 1
+    })
+    .await;
+    proxy.stall(&[Way::ToClient]);
+    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    // The lock is the waiter's, who does not know; when that has ended, a third's.
+    let guard = third.mutex("a").ttl(LONG).lock().await.expect("the lock");
+    let stay = Stay::begin(&guard).expect("it is held");
+    tokio::time::sleep(TTL * 2).await;
+    proxy.heal();
+    let early = tokio::time::timeout(Duration::from_millis(1_500), granted.recv()).await;
+    for record in stay.end(&guard, "third") {
+        judge.lock().expect("the judge").add(record);
+    }
+    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    if early.is_err() {
+        granted.recv().await.expect("it gets the lock after the third");
+    }
+    waiting.await.expect("the waiter");
+    drop((waiter, holder, third));
+    let mut judge = Arc::into_inner(judge).expect("all are gone").into_inner().expect("the judge");
+    judge.sweep(u64::MAX);
+    judge
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_22_a_stalled_hand_over_is_not_counted_from_its_receipt() {
+    let Some(server) = RedisServer::start() else { return };
+    let (proxy, waiter) = proxied(&server).await;
+    drop(waiter.mutex("warm").lock().await.expect("the lock"));
+    let judge = stalled_handover(waiter, &proxy, &server).await;
+    assert_eq!((judge.judged, judge.violations), (2, Vec::new()));
+    server.assert_nothing_left().await;
+}
+
+/// The same with a client that has this very bug.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn control_a_hand_over_counted_from_its_receipt_is_found() {
+    let Some(server) = RedisServer::start() else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let waiter = client(&proxy.url()).call_timeout(LONG).plant(Plant::HandoverCountedFromReceipt);
+    let waiter = waiter.connect_lazy().expect("a client");
+    drop(waiter.mutex("warm").lock().await.expect("the lock"));
+    let judge = stalled_handover(waiter, &proxy, &server).await;
+    assert!(judge.violations.iter().any(|what| what.contains("held twice")), "{judge:?}");
+}
+
+/// A lease counted from the reply is too long by the way of the reply: seen when
+/// the holder is cut off right after.
+async fn slow_reply(one: Dlock, proxy: &Proxy, server: &RedisServer) -> Judge {
+    let other = server.client();
+    drop(one.mutex("warm").lock().await.expect("the lock"));
+    proxy.delay(Way::ToClient, TTL * 2 / 3);
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    proxy.go_silent();
+    let stay = Stay::begin(&guard).expect("it is held");
+    let next = tokio::spawn(async move {
+        let guard = other.mutex("a").lock().await.expect("free by ttl");
+        let stay = Stay::begin(&guard).expect("it is held");
+        tokio::time::sleep(TTL).await;
+        stay.end(&guard, "next")
+    });
+    guard.lost().await;
+    let mut judge = Judge::default();
+    stay.end(&guard, "first").into_iter().for_each(|record| judge.add(record));
+    next.await.expect("the next").into_iter().for_each(|record| judge.add(record));
+    judge.sweep(u64::MAX);
+    judge
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_counts_from_before_its_request() {
+    let Some(server) = RedisServer::start() else { return };
+    let (proxy, one) = proxied(&server).await;
+    let judge = slow_reply(one, &proxy, &server).await;
+    assert_eq!((judge.judged, judge.violations), (2, Vec::new()));
+    drop(proxy);
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn control_a_lease_counted_from_the_reply_is_found() {
+    let Some(server) = RedisServer::start() else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let one = client(&proxy.url()).plant(Plant::LeaseCountedFromReply).connect_lazy();
+    let judge = slow_reply(one.expect("a client"), &proxy, &server).await;
+    assert!(judge.violations.iter().any(|what| what.contains("held twice")), "{judge:?}");
+}
