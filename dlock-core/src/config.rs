@@ -285,9 +285,7 @@ impl Config {
                 Ok(Arc::new(Memory::shared(name, &self.namespace)))
             }
             #[cfg(feature = "redis")]
-            "redis" | "rediss" | "redis+unix" => {
-                Ok(Arc::new(Redis::configured(self, &url, None)?))
-            }
+            "redis" | "rediss" | "redis+unix" => Ok(Arc::new(Redis::configured(self, &url, None)?)),
             unknown => Err(unknown_scheme(unknown)),
         }
     }

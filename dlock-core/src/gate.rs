@@ -314,6 +314,11 @@ impl Gate {
         }
     }
 
+    /// Whether the backend has not said yet who is in the way.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(self.lease, Lease::Asking { queued: false, .. })
+    }
+
     pub(crate) fn tenants(&self) -> &[Ticket] {
         &self.tenants
     }

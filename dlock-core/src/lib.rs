@@ -91,4 +91,6 @@ mod documents {
     struct Readme;
     #[doc = include_str!("../../docs/fencing.md")]
     struct Fencing;
+    #[doc = include_str!("../../docs/redis.md")]
+    struct Redis;
 }

@@ -10,7 +10,7 @@ use super::words::{Action, Actions, Ask, Refusal};
 use super::{Engine, GateId, Phase, Ticket};
 use crate::claim::{Holder, LossReason, Release};
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind, Operation};
 use crate::gate::{Gate, Step, View, Waiting};
 use crate::keeper::{Said, TenureId, Wish};
 use crate::key::Key;
@@ -45,6 +45,11 @@ impl Room {
             _ => None,
         }
     }
+}
+
+fn no_answer_yet() -> Error {
+    Error::new(ErrorKind::Unavailable, Operation::Acquire)
+        .saying("the backend has not answered yet")
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,7 +104,7 @@ impl<W> Engine<W> {
             return;
         };
         room.gate.alarm = Moment::NEVER;
-        let trouble = room.trouble();
+        let trouble = room.trouble().or_else(|| room.gate.is_unanswered().then(no_answer_yet));
         let holder = self.in_the_way(id);
         while let Some(ticket) = self.rooms.get_mut(id).and_then(|room| room.gate.overdue(now)) {
             let refusal = Refusal::TimedOut { holder: holder.clone(), trouble: trouble.clone() };

@@ -19,9 +19,7 @@ pub(super) async fn check(connection: &Connection, eviction: Eviction, first: bo
     if let Some(version) = field(&server, "redis_version")
         && is_too_old(version)
     {
-        return Err(fault(format!(
-            "this is Redis {version}; locks need 6.2 or newer, or Valkey"
-        )));
+        return Err(fault(format!("this is Redis {version}; locks need 6.2 or newer, or Valkey")));
     }
     let Some(memory) = info(connection, "memory").await? else { return Ok(()) };
     let policy = field(&memory, "maxmemory_policy").unwrap_or("noeviction");
@@ -77,7 +75,14 @@ mod tests {
 
     #[test]
     fn versions_are_compared_as_numbers() {
-        for (version, old) in [("6.0.16", true), ("6.2.0", false), ("7.0.15", false), ("10.1.2", false), ("5.9", true), ("unknown", false)] {
+        for (version, old) in [
+            ("6.0.16", true),
+            ("6.2.0", false),
+            ("7.0.15", false),
+            ("10.1.2", false),
+            ("5.9", true),
+            ("unknown", false),
+        ] {
             assert_eq!(is_too_old(version), old, "{version}");
         }
         assert_eq!(field("# Server\r\nredis_version:7.0.15\r\n", "redis_version"), Some("7.0.15"));

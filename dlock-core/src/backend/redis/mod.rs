@@ -32,8 +32,8 @@ use self::layout::Names;
 use self::notices::Notices;
 use self::scripts::Scripts;
 pub use self::source::Credentials;
-pub(crate) use self::source::{Given, Provider, TlsFiles};
 use self::source::Source;
+pub(crate) use self::source::{Given, Provider, TlsFiles};
 use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
 use crate::claim::{Attempt, Claim, Grant, Holder, Release, Released, Renewed};
 use crate::config::{Config, Eviction};
@@ -46,6 +46,27 @@ const SCANNED: usize = 1_000;
 const BREAKS_KEPT: u64 = 3_600_000;
 /// The most tokens in one grant: they must not run ahead of the clock.
 const MOST_TOKENS: u32 = 10_000;
+
+/// A script that writes a value in Redis unless somebody newer wrote before: a
+/// [`Fence`](crate::Fence) on the server.
+///
+/// `KEYS` are the value and its fence, a hash (in a cluster with one hash tag);
+/// `ARGV` are `x` for a write under an exclusive lock or `s` under a shared one,
+/// the token, and the value. It answers 1 if the value was written, 0 if it came
+/// too late.
+///
+/// ```
+/// # async fn example(guard: dlock_core::Guard, mut connection: redis::aio::MultiplexedConnection)
+/// # -> Result<(), redis::RedisError> {
+/// let script = redis::Script::new(dlock_core::backend::redis::FENCED_SET);
+/// let written: bool = script
+///     .key("{order:7}").key("{order:7}:fence")
+///     .arg("x").arg(guard.token().get()).arg("paid")
+///     .invoke_async(&mut connection).await?;
+/// assert!(written, "the lock was lost, and somebody else wrote since");
+/// # Ok(()) }
+/// ```
+pub const FENCED_SET: &str = include_str!("lua/fenced_set.lua");
 
 /// A store of locks in Redis, seen by one client.
 pub struct Redis {
@@ -75,7 +96,11 @@ impl Redis {
     }
 
     /// The server that the configuration names.
-    pub(crate) fn configured(config: &Config, url: &Url, provider: Option<Provider>) -> Result<Self> {
+    pub(crate) fn configured(
+        config: &Config,
+        url: &Url,
+        provider: Option<Provider>,
+    ) -> Result<Self> {
         let address = Address::new(url, config.database)?;
         let source =
             Source::address(address, &config.tls_files(), config.password_file.clone(), provider)?;

@@ -7,7 +7,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use redis::aio::{ConnectionManager, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, RedisResult, TlsCertificates, Value};
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, RedisResult, TlsCertificates, Value,
+};
 
 use super::address::Address;
 use super::faults;
@@ -74,7 +76,12 @@ impl Source {
             // Somebody else may be first; then theirs is used.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        let source = Source::Address { tls: certificates(&address, files)?, address, password_file, provider };
+        let source = Source::Address {
+            tls: certificates(&address, files)?,
+            address,
+            password_file,
+            provider,
+        };
         source.open(None)?; // what cannot be used is told now
         Ok(source)
     }
@@ -124,8 +131,10 @@ impl Source {
             None => Client::open(info),
         };
         client.map_err(|error| {
-            Error::new(ErrorKind::Config, Operation::Configure)
-                .saying(format!("the server's address or certificates cannot be used: {}", error.category()))
+            Error::new(ErrorKind::Config, Operation::Configure).saying(format!(
+                "the server's address or certificates cannot be used: {}",
+                error.category()
+            ))
         })
     }
 
@@ -139,9 +148,7 @@ impl Source {
             .set_pipeline_buffer_size(REQUESTS);
         let client = self.client().await?;
         let connected = client.get_multiplexed_async_connection_with_config(&config).await;
-        connected
-            .map(Connection::Own)
-            .map_err(|error| faults::unreachable(&error, &self.shown()))
+        connected.map(Connection::Own).map_err(|error| faults::unreachable(&error, &self.shown()))
     }
 }
 
@@ -182,8 +189,9 @@ fn certificates(address: &Address, files: &TlsFiles) -> Result<Option<TlsCertifi
 }
 
 fn read(option: &str, path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path)
-        .map_err(|error| config_fault(format!("cannot read `{option}` {}: {error}", path.display())))
+    std::fs::read(path).map_err(|error| {
+        config_fault(format!("cannot read `{option}` {}: {error}", path.display()))
+    })
 }
 
 fn config_fault(what: String) -> Error {
