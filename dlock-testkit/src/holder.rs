@@ -12,6 +12,7 @@ use crate::records::Judge;
 pub struct Holder {
     /// The process: to be told something, stopped, killed.
     pub process: Puppet,
+    pid: u64,
 }
 
 impl Holder {
@@ -20,9 +21,14 @@ impl Holder {
     /// # Panics
     /// If it cannot be started.
     pub fn start(program: impl AsRef<OsStr>, url: &str) -> Self {
-        let mut holder = Holder { process: Puppet::start(program, &[url]) };
-        holder.hear("ready");
+        let mut holder = Holder { process: Puppet::start(program, &[url]), pid: 0 };
+        holder.pid = number(&holder.hear("ready"), "pid");
         holder
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u64 {
+        self.pid
     }
 
     /// Tells it something.

@@ -128,8 +128,10 @@ impl Task {
     async fn run(mut self, slow: bool) {
         while !self.told.stops() {
             let burst = if slow { 1 } else { 30 };
+            // One key for all of it, so that it is also passed on inside the process.
+            let mutex = KEYS[self.random.random_range(0..3)];
             for _ in 0..burst {
-                let done = if slow { self.slow().await } else { self.quick().await };
+                let done = if slow { self.slow().await } else { self.quick(mutex).await };
                 if let Err(error) = done {
                     self.tell_error(&error);
                     self.pause(10..60).await;
@@ -138,7 +140,7 @@ impl Task {
                     return;
                 }
             }
-            self.pause(0..250).await;
+            self.pause(50..400).await;
         }
     }
 
@@ -171,8 +173,7 @@ impl Task {
         ran
     }
 
-    async fn quick(&mut self) -> dlock_core::Result<()> {
-        let mutex = KEYS[self.random.random_range(0..3)];
+    async fn quick(&mut self, mutex: &str) -> dlock_core::Result<()> {
         let rwlock = KEYS[3 + self.random.random_range(0..2)];
         let lock = self.client.mutex(mutex);
         match self.random.random_range(0..100) {

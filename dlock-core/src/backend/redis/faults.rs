@@ -128,7 +128,8 @@ fn refusal(operation: Operation, code: &str, details: &str) -> Error {
     if let Some((_, kind, words)) = known {
         return Error::new(*kind, operation).saying(*words);
     }
-    if code == "ERR" && details.contains("AUTH") {
+    // Who has not said a password may not even send a request of some length.
+    if code == "ERR" && (details.contains("AUTH") || details.contains("unauthenticated")) {
         return denied(operation);
     }
     // A password or a key could be quoted in an unknown text, so only its code is told.
@@ -145,6 +146,8 @@ mod tests {
         let kind = |code, details| refusal(Operation::Acquire, code, details).kind();
         assert_eq!(kind("OOM", ""), ErrorKind::Unavailable);
         assert_eq!(kind("NOPERM", ""), ErrorKind::Denied);
+        let long = "Protocol error: unauthenticated multibulk length";
+        assert_eq!(kind("ERR", long), ErrorKind::Denied);
         assert_eq!(
             kind("ERR", "Error running script (call to f_x): @user_script:5: WRONGTYPE Operation"),
             ErrorKind::Config
