@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::backend::{Backend, Capabilities, Cursor, KeyState, Page};
+use crate::beside::{Beside, Extensions};
 use crate::claim::{Holder, Mode};
 use crate::config::Config;
 use crate::driver::Core;
@@ -33,6 +34,7 @@ pub(crate) struct Handle {
     pub(crate) config: Config,
     pub(crate) holder: Arc<Holder>,
     capabilities: Capabilities,
+    extensions: Extensions,
 }
 
 impl Handle {
@@ -193,6 +195,18 @@ impl Dlock {
     /// What the backend can do.
     pub fn capabilities(&self) -> Capabilities {
         self.handle.capabilities
+    }
+
+    /// The client, for crates built beside the lock.
+    #[doc(hidden)]
+    pub fn beside(&self) -> Beside {
+        Beside::new(&self.handle)
+    }
+
+    /// What crates built beside the lock keep for as long as this client lives.
+    #[doc(hidden)]
+    pub fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
+        self.handle.extensions.get()
     }
 
     /// The name that operators see.
@@ -444,7 +458,13 @@ impl Builder {
         let observer = Observer::new(self.hook);
         let core =
             Core::start(backend, holder.client, config.limits(), config.call_timeout, observer)?;
-        Ok(Dlock { handle: Arc::new(Handle { core, config, holder, capabilities }) })
+        Ok(Dlock { handle: Arc::new(Handle {
+                core,
+                config,
+                holder,
+                capabilities,
+                extensions: Extensions::default(),
+            }) })
     }
 }
 

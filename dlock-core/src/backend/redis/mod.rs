@@ -11,6 +11,8 @@
 //! rises nevertheless, so a [`Fence`](crate::Fence) still rejects the older holder.
 
 mod address;
+#[doc(hidden)]
+pub mod beside;
 mod connection;
 mod faults;
 mod layout;
@@ -228,6 +230,10 @@ impl Backend for Redis {
         Call::new(async move {
             self.link.command(Operation::Connect, &redis::cmd("PING")).await.map(drop)
         })
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
     }
 }
 
