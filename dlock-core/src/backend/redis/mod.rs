@@ -12,6 +12,8 @@
 
 mod address;
 mod combine;
+#[doc(hidden)]
+pub mod beside;
 mod connection;
 mod faults;
 mod greeting;
@@ -239,6 +241,10 @@ impl Backend for Redis {
         Call::new(async move {
             self.link.command(Operation::Connect, &redis::cmd("PING")).await.map(drop)
         })
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
     }
 }
 
