@@ -1,36 +1,22 @@
-//! Workloads that the benches and load tests share.
+//! Workloads that the criterion benches, `dlock bench` and `dlock sale` share.
+//!
+//! A workload is a plan (what to do), a run (one process's part) and an outcome
+//! (what `--json` prints; the names are fixed by `schema.json`). With several
+//! processes the [`fleet`] starts copies of the calling program, each does its
+//! part of the plan, and the outcomes are put together here.
+//!
+//! Every lock workload has the [`checker`] on, for the peers too: a run that was
+//! fast because two held the lock at once says so.
 
-use std::future::Future;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+pub mod checker;
+pub mod clock;
+pub mod contender;
+mod convoy;
+pub mod fleet;
+pub mod handoff;
+pub mod held;
+pub mod lock;
+pub mod measure;
+pub mod server;
 
-/// Lets `tasks` tasks queue up behind `first`, then drops that and runs `cycle` in
-/// all of them until there were `cycles`; tells how long that took.
-///
-/// Once everybody waits, each cycle gets the lock from the one before it.
-pub async fn convoy<G, F, C>(tasks: usize, cycles: u64, first: G, cycle: C) -> Duration
-where
-    C: Fn() -> F + Send + Sync + 'static,
-    F: Future<Output = ()> + Send,
-{
-    let left = Arc::new(AtomicU64::new(cycles));
-    let cycle = Arc::new(cycle);
-    let mut running = Vec::new();
-    for _ in 0..tasks {
-        let (left, cycle) = (left.clone(), cycle.clone());
-        running.push(tokio::spawn(async move {
-            let take = |left: u64| left.checked_sub(1);
-            while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
-                cycle().await;
-            }
-        }));
-    }
-    tokio::time::sleep(Duration::from_millis(20)).await; // everybody has queued up
-    let began = Instant::now();
-    drop(first);
-    for task in running {
-        task.await.expect("a task of the bench");
-    }
-    began.elapsed()
-}
+pub use convoy::convoy;

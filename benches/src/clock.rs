@@ -1,0 +1,31 @@
+//! One clock for every process of the machine.
+
+use std::time::Duration;
+
+/// Nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share, so
+/// that what two of them saw can be put in order.
+pub fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let part = |part: i64| u64::try_from(part).unwrap_or(0);
+    part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
+}
+
+/// Sleeps until [`now`] is `moment`.
+pub async fn sleep_until(moment: u64) {
+    let left = moment.saturating_sub(now());
+    if left > 0 {
+        tokio::time::sleep(Duration::from_nanos(left)).await;
+    }
+}
+
+/// A duration in nanoseconds.
+pub fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// How much processor time this process has used.
+pub fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}

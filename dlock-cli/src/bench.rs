@@ -1,0 +1,160 @@
+//! `dlock bench`: a load on a backend.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use benches::contender::Peer;
+use benches::fleet::Launcher;
+use benches::{fleet, handoff, held, lock};
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+
+use crate::Common;
+
+/// Put a load on a backend and measure it
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    workload: Workload,
+}
+
+#[derive(Debug, Subcommand)]
+enum Workload {
+    /// Lock and release as fast as it goes, or at a rate
+    Lock(LockArguments),
+    /// How long a lock takes from one process to another
+    Handoff(HandoffArguments),
+    /// What it costs to hold many locks
+    Held(HeldArguments),
+    /// A process of a bench with several of them
+    #[command(hide = true)]
+    Worker,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PeerName {
+    /// The crate rslock
+    Rslock,
+    /// SET NX PX and a compare-and-delete script, written by hand
+    Raw,
+}
+
+impl From<PeerName> for Peer {
+    fn from(name: PeerName) -> Self {
+        match name {
+            PeerName::Rslock => Peer::Rslock,
+            PeerName::Raw => Peer::Raw,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct LockArguments {
+    /// Tasks in each process
+    #[arg(long, default_value_t = 50)]
+    tasks: usize,
+    /// Keys; with as many keys as tasks in all, each task has its own
+    #[arg(long, default_value_t = 1)]
+    keys: usize,
+    /// Processes
+    #[arg(long, default_value_t = 1)]
+    processes: usize,
+    /// How long each lock is held
+    #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
+    hold: Duration,
+    /// How long the load is measured
+    #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
+    duration: Duration,
+    /// How long it runs before that
+    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    warmup: Duration,
+    /// Ttl of the locks
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    ttl: Duration,
+    /// Operations wanted each second, over all processes; latency then counts from when each was due
+    #[arg(long)]
+    rate: Option<f64>,
+    /// Measure another way to lock instead of dlock
+    #[arg(long)]
+    peer: Option<PeerName>,
+}
+
+#[derive(Debug, Args)]
+struct HandoffArguments {
+    /// Hand-overs to measure
+    #[arg(long, default_value_t = 300)]
+    rounds: usize,
+    /// Ttl of the lock
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    ttl: Duration,
+    /// Measure another way to lock instead of dlock
+    #[arg(long)]
+    peer: Option<PeerName>,
+}
+
+#[derive(Debug, Args)]
+struct HeldArguments {
+    /// How many locks are held
+    #[arg(long, default_value_t = 1_000)]
+    locks: usize,
+    /// Their ttl
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    ttl: Duration,
+    /// How long they are held
+    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    duration: Duration,
+}
+
+impl Bench {
+    pub(crate) async fn run(self, common: &Common) -> Result<()> {
+        let (url, run) =
+            (common.url_or_embedded(), format!("bench-{:016x}", rand::random::<u64>()));
+        match self.workload {
+            Workload::Worker => fleet::work().await,
+            Workload::Lock(it) => {
+                let plan = lock::Plan {
+                    url,
+                    run,
+                    peer: it.peer.map(Peer::from),
+                    tasks: it.tasks,
+                    keys: it.keys,
+                    processes: it.processes,
+                    hold: it.hold,
+                    ttl: it.ttl,
+                    warmup: it.warmup,
+                    duration: it.duration,
+                    rate: it.rate,
+                    process: 0,
+                };
+                show(common, &lock::run(plan, &launcher()?).await?)
+            }
+            Workload::Handoff(it) => {
+                let peer = it.peer.map(Peer::from);
+                let plan = handoff::Plan { url, run, peer, rounds: it.rounds, ttl: it.ttl };
+                show(common, &handoff::run(plan, &launcher()?).await?)
+            }
+            Workload::Held(it) => {
+                let HeldArguments { locks, ttl, duration } = it;
+                show(common, &held::run(held::Plan { url, run, locks, ttl, duration }).await?)
+            }
+        }
+    }
+}
+
+/// How this program is started again as a part of a bench.
+fn launcher() -> Result<Launcher> {
+    let program = std::env::current_exe().context("this program cannot be found again")?;
+    Ok(Launcher { program, arguments: vec!["bench".into(), "worker".into()] })
+}
+
+fn show(common: &Common, outcome: &impl Serialize) -> Result<()> {
+    if common.json {
+        println!("{}", serde_json::to_string(outcome)?);
+        return Ok(());
+    }
+    let serde_json::Value::Object(fields) = serde_json::to_value(outcome)? else { return Ok(()) };
+    for (name, value) in fields {
+        println!("{name:>22}  {value}");
+    }
+    Ok(())
+}

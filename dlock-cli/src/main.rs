@@ -1,0 +1,125 @@
+//! The `dlock` command: a program under a lock, who holds what, load and sales.
+//!
+//! Each command is a module with its arguments and a `run` that answers the exit
+//! status. What they share is the way to the backend ([`Common`]), the exit
+//! statuses ([`status`]) and how things are shown ([`output`]).
+
+mod bench;
+mod breaking;
+mod keys;
+mod output;
+mod run;
+mod status;
+mod watch;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use dlock_core::{Config, Dlock};
+
+/// Distributed locks on the command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "dlock",
+    version,
+    arg_required_else_help = true,
+    after_long_help = status::HELP,
+    after_help = "\
+Examples:
+  dlock run --url redis://localhost nightly-report -- ./report.sh
+  dlock ls --url redis://localhost order:
+  dlock bench lock --url redis://localhost --tasks 500"
+)]
+struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command knows.
+#[derive(Clone, Debug, clap::Args)]
+struct Common {
+    /// Where the locks are kept: memory://, redis://host:port, rediss://, redis+unix:///path
+    #[arg(long, global = true, env = "DLOCK_URL", hide_env_values = true)]
+    url: Option<String>,
+    /// Keeps the keys of one application apart from others' [default: default]
+    #[arg(long, global = true, env = "DLOCK_NAMESPACE")]
+    namespace: Option<String>,
+    /// Print JSON, one line for each result
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Run),
+    Ls(keys::Ls),
+    Show(keys::Show),
+    Break(breaking::Break),
+    Watch(watch::Watch),
+    Health(keys::Health),
+    Bench(bench::Bench),
+    /// Print the completions of a shell: dlock completions bash > /etc/bash_completion.d/dlock
+    Completions {
+        /// For which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+impl Common {
+    /// The URL for loads, which may as well run inside this process.
+    fn url_or_embedded(&self) -> String {
+        self.url.clone().unwrap_or_else(|| "memory://".into())
+    }
+
+    /// The configuration: the environment, then the command line.
+    fn config(&self) -> Result<Config> {
+        let Some(url) = &self.url else {
+            bail!("where are the locks? give --url redis://host:port, or set DLOCK_URL");
+        };
+        let mut config = Config::from_env("DLOCK_")?;
+        config.set("url", url)?;
+        if let Some(namespace) = &self.namespace {
+            config.set("namespace", namespace)?;
+        }
+        Ok(config)
+    }
+
+    /// A client, once the backend answers.
+    async fn connect(&self) -> Result<Dlock> {
+        Ok(Dlock::builder().config(self.config()?).connect().await?)
+    }
+}
+
+impl Command {
+    async fn run(self, common: &Common) -> Result<u8> {
+        match self {
+            Command::Run(run) => run.run(common).await,
+            Command::Ls(ls) => ls.run(common).await.map(|()| 0),
+            Command::Show(show) => show.run(common).await.map(|()| 0),
+            Command::Break(it) => it.run(common).await,
+            Command::Watch(watch) => watch.run(common).await.map(|()| 0),
+            Command::Health(health) => health.run(common).await,
+            Command::Bench(bench) => bench.run(common).await.map(|()| 0),
+            Command::Completions { shell } => {
+                let mut command = Arguments::command();
+                clap_complete::generate(shell, &mut command, "dlock", &mut std::io::stdout());
+                Ok(0)
+            }
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let Arguments { common, command } = Arguments::parse();
+    match command.run(&common).await {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => {
+            output::warn(format!("{error:#}"));
+            ExitCode::from(status::of(&error))
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! `dlock bench`: the fields of `benches/schema.json`, and a load without a fault.
+
+mod support;
+
+use dlock_testkit::redis::RedisServer;
+use serde_json::Value;
+use support::{dlock, json, on, output, said, status};
+
+/// The one line that the bench printed, after a look at the schema.
+fn measured(command: &mut std::process::Command, arguments: &[&str]) -> Value {
+    let done = output(command, arguments);
+    assert_eq!(status(&done), 0, "{}", said(&done));
+    let lines = json(&done);
+    assert_eq!(lines.len(), 1);
+    conforms(&lines[0]);
+    lines[0].clone()
+}
+
+/// Whether the fields are those that the schema names for this workload.
+fn conforms(line: &Value) {
+    let schema: Value =
+        serde_json::from_str(include_str!("../../benches/schema.json")).expect("the schema");
+    let kinds = schema["oneOf"].as_array().expect("its kinds");
+    let kind = kinds
+        .iter()
+        .find(|kind| kind["properties"]["workload"]["const"] == line["workload"])
+        .expect("a workload of the schema");
+    let fields = line.as_object().expect("an object");
+    let known = kind["properties"].as_object().expect("its fields");
+    for name in fields.keys() {
+        assert!(known.contains_key(name), "{name} is not in the schema");
+    }
+    for name in kind["required"].as_array().expect("names") {
+        assert!(fields.contains_key(name.as_str().expect("a name")), "{name} is missing");
+    }
+}
+
+const SHORT: [&str; 5] = ["--json", "--duration", "300ms", "--warmup", "100ms"];
+
+#[test]
+fn locks_in_memory() {
+    let line = measured(dlock().args(["bench", "lock", "--tasks", "20"]), &SHORT);
+    assert_eq!((&line["backend"], &line["violations"]), (&"memory".into(), &0.into()));
+    assert_eq!(line["peer"], Value::Null);
+    assert!(line["operations"].as_u64() > Some(100), "{line}");
+    let paced = ["bench", "lock", "--tasks", "4", "--keys", "4", "--rate", "200", "--hold", "1ms"];
+    let line = measured(dlock().args(paced), &SHORT);
+    let operations = line["operations"].as_u64().expect("a number");
+    assert!((20..=80).contains(&operations), "about 60 of 200 a second: {line}");
+}
+
+#[test]
+fn locks_in_redis_by_several_processes_and_peers() {
+    let Some(server) = RedisServer::start() else { return };
+    let two = ["bench", "lock", "--tasks", "4", "--processes", "2"];
+    let line = measured(on(&server.url()).args(two), &SHORT);
+    assert_eq!((&line["violations"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+    assert_eq!(line["per_process"].as_array().map(Vec::len), Some(2));
+    assert!(line["operations"].as_u64() > Some(10), "{line}");
+    for peer in ["rslock", "raw"] {
+        let one = ["bench", "lock", "--tasks", "4", "--keys", "4", "--peer", peer];
+        let line = measured(on(&server.url()).args(one), &SHORT);
+        assert_eq!((&line["peer"], &line["violations"]), (&peer.into(), &0.into()), "{line}");
+    }
+}
+
+#[test]
+fn hand_overs_and_held_locks() {
+    let Some(server) = RedisServer::start() else { return };
+    let line = measured(&mut on(&server.url()), &["bench", "handoff", "--rounds", "20", "--json"]);
+    assert!(
+        line["p50_us"].as_f64() > Some(0.0) && line["rtt_p50_us"].as_f64() > Some(0.0),
+        "{line}"
+    );
+    assert_eq!((&line["violations"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+    let held = ["bench", "held", "--locks", "300", "--ttl", "1s", "--duration", "2s", "--json"];
+    let line = measured(&mut on(&server.url()), &held);
+    assert_eq!(line["lost"], 0, "{line}");
+    assert!(line["renewed"].as_u64() > Some(300), "{line}");
+    assert!(line["server_commands_per_s"].as_f64() > Some(0.0), "{line}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_said() {
+    let memory = output(&mut dlock(), &["bench", "lock", "--processes", "2"]);
+    assert_eq!(status(&memory), 1);
+    assert!(said(&memory).contains("redis://"), "{}", said(&memory));
+    assert_eq!(status(&output(&mut dlock(), &["bench", "handoff"])), 1);
+    assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--tasks", "0"])), 1);
+    let down = output(&mut on("redis://127.0.0.1:1"), &["bench", "lock"]);
+    assert_eq!(status(&down), 69, "{}", said(&down));
+}

@@ -1,0 +1,111 @@
+//! `dlock ls`, `show`, `break`, `watch`, `health` and the rest, on a real Redis.
+
+mod support;
+
+use dlock_core::{Dlock, State};
+use dlock_testkit::redis::RedisServer;
+use support::{dlock, json, on, output, printed, said, status};
+
+async fn client(server: &RedisServer) -> Dlock {
+    let client = Dlock::builder().url(&server.url()).client_name("shop-7");
+    client.connect().await.expect("a client")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holders_and_waiters_are_listed() {
+    let Some(server) = RedisServer::start() else { return };
+    let shop = client(&server).await;
+    let guard = shop.mutex("order:7").tag("job", "pay").lock().await.expect("the lock");
+    let _permits = shop.semaphore("exports", 10).take(3).lock().await.expect("permits");
+    let other = client(&server).await;
+    let waiting = tokio::spawn(async move { other.mutex("order:7").wait_unlimited().lock().await });
+    while shop.inspect("order:7").await.expect("a look").waiters.is_empty() {
+        tokio::task::yield_now().await;
+    }
+
+    let seen = json(&output(&mut on(&server.url()), &["ls", "--json"]));
+    assert_eq!(seen.len(), 2);
+    assert_eq!(seen[0]["key"], "exports");
+    assert_eq!(seen[0]["holders"][0]["mode"], "3 of 10");
+    assert_eq!(seen[0]["holders"][0]["token"], serde_json::Value::Null);
+    assert_eq!(seen[1]["key"], "order:7");
+    assert_eq!(seen[1]["holders"][0]["name"], "shop-7");
+    assert_eq!(seen[1]["holders"][0]["tags"][0][1], "pay");
+    assert_eq!(seen[1]["holders"][0]["pid"], std::process::id());
+    assert_eq!(seen[1]["waiters"][0]["mode"], "exclusive");
+
+    let table = printed(&output(&mut on(&server.url()), &["ls", "order:"]));
+    assert!(table.contains("order:7") && table.contains("shop-7"), "{table}");
+    assert!(!table.contains("exports") && !table.contains('\x1b'), "{table}");
+
+    let shown = printed(&output(&mut on(&server.url()), &["show", "order:7"]));
+    assert!(shown.contains("held by exclusive shop-7") && shown.contains("1 in line"), "{shown}");
+    let token = guard.token().to_string();
+    let shown = json(&output(&mut on(&server.url()), &["show", "order:7", "--json"]));
+    assert!(
+        shown[0]["holders"][0]["token"].as_u64().is_some_and(|first| first <= guard.token().get()),
+        "{token}"
+    );
+    let free = printed(&output(&mut on(&server.url()), &["show", "nobody's"]));
+    assert!(free.contains("free"), "{free}");
+
+    let watched = json(&output(
+        &mut on(&server.url()),
+        &["watch", "--json", "--count", "2", "--every", "50ms"],
+    ));
+    assert_eq!(watched.len(), 2);
+    assert_eq!(watched[1]["keys"].as_array().map(Vec::len), Some(2));
+    waiting.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn breaking_asks_first() {
+    let Some(server) = RedisServer::start() else { return };
+    let shop = client(&server).await;
+    let guard = shop.mutex("order:7").lock().await.expect("the lock");
+    let unsure =
+        output(on(&server.url()).stdin(std::process::Stdio::null()), &["break", "order:7"]);
+    assert_eq!(status(&unsure), 1);
+    assert!(said(&unsure).contains("--yes"), "{}", said(&unsure));
+    assert_eq!(guard.state(), State::Held);
+    let broken = json(&output(&mut on(&server.url()), &["break", "order:7", "--yes", "--json"]));
+    assert_eq!(broken[0]["holders"], 1);
+    let reason = guard.lost().await.to_string();
+    assert!(reason.contains("broken by"), "{reason}");
+    let again = output(&mut on(&server.url()), &["break", "order:7", "-y"]);
+    assert!(printed(&again).contains("nobody holds"), "{}", printed(&again));
+}
+
+#[test]
+fn health_is_a_probe() {
+    let Some(mut server) = RedisServer::start() else { return };
+    let well = output(&mut on(&server.url()), &["health", "--json"]);
+    assert_eq!((status(&well), json(&well)[0]["ok"].as_bool()), (0, Some(true)));
+    server.kill();
+    let down = output(&mut on(&server.url()), &["health", "--json"]);
+    assert_eq!((status(&down), json(&down)[0]["ok"].as_bool()), (69, Some(false)));
+    let down = output(&mut on(&server.url()), &["health"]);
+    assert_eq!((status(&down), said(&down).lines().count()), (69, 1), "{}", said(&down));
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let nowhere = output(&mut dlock(), &["ls"]);
+    assert_eq!(status(&nowhere), 1);
+    assert!(said(&nowhere).contains("DLOCK_URL"), "{}", said(&nowhere));
+    let wrong = output(&mut dlock(), &["ls", "--url", "zookeper://h"]);
+    assert_eq!(status(&wrong), 78);
+    assert!(said(&wrong).contains("redis://"), "{}", said(&wrong));
+    let empty = output(&mut dlock(), &["show", "", "--url", "memory://"]);
+    assert_eq!(status(&empty), 64, "{}", said(&empty));
+    assert_eq!(status(&output(&mut dlock(), &["run", "k"])), 2, "no program");
+    for command in ["run", "ls", "show", "break", "watch", "bench", "health"] {
+        let help = output(&mut dlock(), &[command, "--help"]);
+        assert_eq!(status(&help), 0);
+        if command != "bench" {
+            assert!(printed(&help).contains("dlock "), "{command} has no example");
+        }
+    }
+    let completions = printed(&output(&mut dlock(), &["completions", "bash"]));
+    assert!(completions.contains("_dlock()"), "bash would not know it");
+}

@@ -1,0 +1,56 @@
+//! Each example that ends by itself is run, on memory and on a real Redis.
+
+use std::process::Command;
+
+use dlock_testkit::redis::RedisServer;
+
+/// Runs an example and answers what it printed.
+fn run(program: &str, url: Option<&str>) -> String {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("DLOCK_") {
+            command.env_remove(name);
+        }
+    }
+    if let Some(url) = url {
+        command.env("DLOCK_URL", url);
+    }
+    let output = command.output().expect("the example can be run");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} on {url:?}: {printed}{said}");
+    printed
+}
+
+/// On memory, and on a server if there is one.
+fn everywhere(program: &str, check: impl Fn(&str)) {
+    check(&run(program, None));
+    if let Some(server) = RedisServer::start() {
+        check(&run(program, Some(&server.url())));
+    }
+}
+
+#[test]
+fn quickstart() {
+    everywhere(env!("CARGO_BIN_EXE_quickstart"), |printed| {
+        assert!(printed.contains("paid, and given back"), "{printed}");
+        assert!(printed.contains("still held by"), "{printed}");
+    });
+}
+
+#[test]
+fn scheduled_job() {
+    everywhere(env!("CARGO_BIN_EXE_scheduled_job"), |printed| {
+        assert_eq!(printed.matches("RUNS the report").count(), 1, "{printed}");
+        assert_eq!(printed.matches("somebody else does it").count(), 2, "{printed}");
+    });
+}
+
+#[test]
+fn fencing() {
+    everywhere(env!("CARGO_BIN_EXE_fencing"), |printed| {
+        assert!(printed.contains("the successor writes 100"), "{printed}");
+        assert!(printed.contains("REJECTED"), "{printed}");
+        assert!(printed.contains("the balance is 100"), "{printed}");
+    });
+}
