@@ -103,8 +103,26 @@ fn owner_of(text: &str) -> Option<Owner> {
     u128::from_str_radix(text, 16).ok().map(Owner::from_bits)
 }
 
+/// The start of the record of a lease, up to its tokens.
+pub(super) fn head(claim: &Claim) -> String {
+    let (letter, take, of) = mode(claim.mode);
+    format!("1{}\t{letter}\t{take}\t{of}\t", claim.owner)
+}
+
+/// The end of a record: when it ends and whether it is parked, neither of which is
+/// known of a lone holder, the holder's channel and who it is.
+pub(super) fn tail(channel: &str, holder: &Holder) -> String {
+    format!("\t0\t0\t{channel}\t{}", info(holder))
+}
+
+/// Whether a claim is to queue, for how long, and when it was sent.
+pub(super) fn asking(claim: &Claim) -> String {
+    let (queue, patience) = (u8::from(claim.queue), micros(claim.patience()));
+    format!("{queue}\t{patience}\t{}", claim.sent.as_nanos())
+}
+
 /// A mode as the scripts know it: letter, permits to take, permits in all.
-pub(super) fn mode(mode: Mode) -> (&'static str, u32, u32) {
+fn mode(mode: Mode) -> (&'static str, u32, u32) {
     match mode {
         Mode::Exclusive => ("x", 0, 0),
         Mode::Shared => ("s", 0, 0),
@@ -127,6 +145,11 @@ pub(super) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
+/// The same in milliseconds.
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
 /// A holder as JSON, without control characters.
 #[derive(Serialize, Deserialize)]
 struct Info<'a> {
@@ -139,8 +162,8 @@ struct Info<'a> {
     tags: Vec<(String, String)>,
 }
 
-pub(super) fn info(claim: &Claim) -> String {
-    let Holder { name, host, pid, tags, .. } = &*claim.holder;
+fn info(holder: &Holder) -> String {
+    let Holder { name, host, pid, tags, .. } = holder;
     let info = Info { name: name.into(), host: host.into(), pid: *pid, tags: tags.clone() };
     serde_json::to_string(&info).unwrap_or_else(|_| "{}".to_owned())
 }

@@ -24,6 +24,7 @@ mod source;
 
 use std::sync::{Arc, OnceLock, Weak};
 
+use parking_lot::Mutex;
 use redis::{Cmd, Value};
 use url::Url;
 
@@ -77,6 +78,8 @@ pub struct Redis {
     names: Names,
     notices: Notices,
     listener: OnceLock<Weak<dyn Listener>>,
+    /// The holder of the latest claim and the [tail](Self::tail) of its records.
+    tail: Mutex<Option<(Arc<Holder>, Arc<str>)>>,
     scripts: &'static Scripts,
 }
 
@@ -121,7 +124,8 @@ impl Redis {
         let notices = Notices::new(channel, names.clone());
         let scripts = Scripts::get();
         let calls = Combiner::new(link.clone(), &scripts.calls);
-        Redis { link, calls, names, notices, listener: OnceLock::new(), scripts }
+        let (listener, tail) = (OnceLock::new(), Mutex::new(None));
+        Redis { link, calls, names, notices, listener, tail, scripts }
     }
 
     async fn acquire_once(&self, claim: &Claim) -> Result<Attempt> {
@@ -129,31 +133,36 @@ impl Redis {
         if let Some(listener) = self.listener.get() {
             self.notices.subscribed(&self.link, listener).await;
         }
-        let (mode, take, of) = layout::mode(claim.mode);
+        let tokens = if claim.mode.is_permits() { 0 } else { claim.tokens.clamp(1, MOST_TOKENS) };
         let mut words = Cmd::new();
         words
             .arg("a")
-            .arg(claim.owner.to_string())
-            .arg(mode)
-            .arg(take)
-            .arg(of)
-            .arg(layout::micros(claim.ttl))
-            .arg(u8::from(claim.queue))
+            .arg(layout::head(claim))
+            .arg(&*self.tail(&claim.holder))
+            .arg(layout::millis(claim.ttl))
+            .arg(tokens)
             .arg(claim.instead_of.map(|owner| owner.to_string()).unwrap_or_default())
-            .arg(claim.tokens.clamp(1, MOST_TOKENS))
-            .arg(layout::micros(claim.patience()))
-            .arg(claim.sent.as_nanos())
-            .arg(&self.notices.channel)
-            .arg(layout::info(claim));
+            .arg(layout::asking(claim));
         let answer = self.calls.call(self.item(Operation::Acquire, claim, words)).await?;
-        attempt(&answer).ok_or_else(|| faults::unreadable(Operation::Acquire))
+        attempt(&answer, tokens).ok_or_else(|| faults::unreadable(Operation::Acquire))
+    }
+
+    /// The end of the record of a lease of this holder, nearly always the same one.
+    fn tail(&self, holder: &Arc<Holder>) -> Arc<str> {
+        let mut latest = self.tail.lock();
+        match &*latest {
+            Some((whose, tail)) if Arc::ptr_eq(whose, holder) => tail.clone(),
+            _ => {
+                let tail: Arc<str> = layout::tail(&self.notices.channel, holder).into();
+                *latest = Some((holder.clone(), tail.clone()));
+                tail
+            }
+        }
     }
 
     fn renewal(&self, lease: &Claim) -> Item {
-        let (mode, take, of) = layout::mode(lease.mode);
         let mut words = Cmd::new();
-        words.arg("r").arg(lease.owner.to_string()).arg(mode).arg(take).arg(of);
-        words.arg(layout::micros(lease.ttl));
+        words.arg("r").arg(layout::head(lease)).arg(layout::millis(lease.ttl));
         self.item(Operation::Renew, lease, words)
     }
 
@@ -222,9 +231,9 @@ impl Backend for Redis {
             let mut words = Cmd::new();
             words.arg("x").arg(lease.owner.to_string()).arg(stays);
             let item = self.item(Operation::Release, lease, words);
-            match word(&self.calls.call(item).await?) {
-                Some("r") => Ok(Released::Released),
-                Some("l") => Ok(Released::AlreadyLost),
+            match self.calls.call(item).await? {
+                Value::Int(1) => Ok(Released::Released),
+                Value::Int(0) => Ok(Released::AlreadyLost),
                 _ => Err(faults::unreadable(Operation::Release)),
             }
         })
@@ -273,7 +282,11 @@ impl Backend for Redis {
     }
 }
 
-fn attempt(answer: &Value) -> Option<Attempt> {
+fn attempt(answer: &Value, tokens: u32) -> Option<Attempt> {
+    if let Value::Int(first) = answer {
+        let first = u64::try_from(*first).ok()?;
+        return Some(Attempt::Granted(Grant { first, count: tokens }));
+    }
     let Value::Array(fields) = answer else { return None };
     let holder = || layout::holder(word(fields.get(1)?)?);
     match word(fields.first()?)? {
@@ -293,10 +306,10 @@ fn attempt(answer: &Value) -> Option<Attempt> {
 }
 
 fn renewed(answer: &Value) -> Result<Renewed> {
-    match word(answer) {
-        Some("h") => Ok(Renewed::Held { others_wait: false }),
-        Some("w") => Ok(Renewed::Held { others_wait: true }),
-        Some("l") => Ok(Renewed::Lost),
+    match answer {
+        Value::Int(1) => Ok(Renewed::Held { others_wait: false }),
+        Value::Int(2) => Ok(Renewed::Held { others_wait: true }),
+        Value::Int(0) => Ok(Renewed::Lost),
         _ => Err(faults::unreadable(Operation::Renew)),
     }
 }

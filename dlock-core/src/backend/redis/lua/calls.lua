@@ -4,8 +4,10 @@ local now = clock()
 local second = {}
 
 function second.a(key, at)
-  local owner, mode, take, of = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
-  local ttl, instead_of, tokens = tonumber(ARGV[at + 5]), ARGV[at + 7], tonumber(ARGV[at + 8])
+  local owner, mode, take, of = parse_head(ARGV[at + 1])
+  local channel, info = string.match(ARGV[at + 2], '^\t0\t0\t([^\t]*)\t(.*)$')
+  local ttl, tokens, instead_of = ARGV[at + 3] * 1000, tonumber(ARGV[at + 4]), ARGV[at + 5]
+  local queue, patience, sent = string.match(ARGV[at + 6], '^(%d)\t(%d+)\t(%d+)$')
   local state = load(key, now, redis.call('GET', key))
   if instead_of ~= '' then
     remove(state, instead_of)
@@ -31,8 +33,8 @@ function second.a(key, at)
   end
   local waits = not not asking
   asking = asking or { mode = mode, take = take, of = of, tokens = tokens, since = now,
-    channel = ARGV[at + 11], info = ARGV[at + 12] }
-  asking.asked, asking.patience, asking.sent = now, tonumber(ARGV[at + 9]), ARGV[at + 10]
+    channel = channel, info = info }
+  asking.asked, asking.patience, asking.sent = now, tonumber(patience), sent
 
   local function keep_asking()
     redis.call('HSET', key .. 'w', owner, write_waiter(asking))
@@ -65,7 +67,7 @@ function second.a(key, at)
   end
 
   local holder = state.holders[1] and state.holders[1].info or ''
-  if ARGV[at + 6] ~= '1' then
+  if queue ~= '1' then
     return finish({ 'b', holder })
   end
   if not waits then
@@ -85,15 +87,16 @@ end
 
 function second.r(key, at)
   local state = load(key, now, redis.call('GET', key))
-  local held = held_by(state, ARGV[at + 1])
-  local reply = 'l'
+  local owner, mode = parse_head(ARGV[at + 1])
+  local held = held_by(state, owner)
+  local reply = 0
   if held then
-    held.expires = now + tonumber(ARGV[at + 5])
+    held.expires = now + ARGV[at + 2] * 1000
     if held.mode == 'x' then
-      held.mode = ARGV[at + 2] -- an old renewal must not turn it back
+      held.mode = mode -- an old renewal must not turn it back
     end
     settle(state)
-    reply = front(state) and 'w' or 'h'
+    reply = front(state) and 2 or 1
   end
   settle(state)
   save(state)
@@ -104,10 +107,10 @@ end
 function second.x(key, at)
   local owner, stays = ARGV[at + 1], ARGV[at + 2]
   local state = load(key, now, redis.call('GET', key))
-  local reply = 'l'
+  local reply = 0
   for _, held in ipairs(state.holders) do
     if held.owner == owner then
-      reply = 'r'
+      reply = 1
     end
   end
   local held = held_by(state, owner)

@@ -1,34 +1,36 @@
 -- calls: acquires, renewals and releases that were made at the same time.
 --
 -- KEYS[i]  the state of the i-th call's key (layout: see common.lua)
--- ARGV     for each call in turn its word, its owner, and more:
+-- ARGV     for each call in turn its word and what it says:
 --   'a'  takes a key if it is free, else joins its queue:
---        2 mode: x, s or p      3 permits to take   4 permits in all
---        5 ttl, microseconds    6 1 to queue, or 0  7 owner that is given up first, or ''
---        8 how many tokens      9 patience in microseconds
---        10 when it was sent, by the asker's clock  11 the asker's channel
---        12 who asks, as JSON
---   'r'  prolongs a lease: 2 mode  3 permits taken  4 permits in all  5 ttl, microseconds
+--        1 head: the record up to the tokens  2 tail: what follows the times in it
+--        3 ttl, milliseconds  4 how many tokens, 0 for permits
+--        5 owner that is given up first, or ''
+--        6 1 to queue or 0, patience in microseconds, and when it was sent by the
+--          asker's clock, with tabs between
+--   'r'  prolongs a lease: 1 head  2 ttl, milliseconds
 --   'x'  gives back a lease or a place in the queue:
---        2 '' to free it at once, or for how many microseconds it stays taken
+--        1 owner  2 '' to free it at once, or for how many microseconds it stays taken
 --
--- Replies one element for each: for 'a' { 'g', first token, count },
--- { 'b', holder } or { 'q', holder, microseconds until the first lease in the way
--- ends }, where the holder is JSON or '' and the last is -1 if none is in the way;
--- for 'r' 'h' held, 'w' held and others wait, 'l' lost; for 'x' 'r' released or
--- 'l' lost before; or that call's error, which concerns no other call.
+-- Replies one element for each. For 'a' the first token, if as many were given as
+-- were asked for; or { 'g', first token, count }, { 'b', holder } or { 'q', holder,
+-- microseconds until the first lease in the way ends }, where the holder is JSON
+-- or '' and the last is -1 if none is in the way. For 'r' 1 held, 2 held and others
+-- wait, 0 lost. For 'x' 1 released, 0 lost before. Or that call's error, which
+-- concerns no other call.
 --
 -- This part, before common.lua, is all that undisputed locks need: INCRBY and SET
--- to take one (and TIME once), GET and PEXPIRE to prolong it, GET and DEL to give
--- it back. A key that is missing has neither holders nor waiters; where its form
--- is '1' there is one holder and nobody waits. What answers nothing here is left
--- to the second part, which looks at the key anew.
+-- to take one (and TIME once), GETRANGE and PEXPIRE to prolong it, GETRANGE and
+-- DEL to give it back. A key that is missing has neither holders nor waiters;
+-- where its form is '1' there is one holder and nobody waits. What answers nothing
+-- here is left to the second part, which looks at the key anew.
 
-local moment
+local moment, stamp
 local function clock()
   if not moment then
     local time = redis.call('TIME')
     moment = time[1] * 1000000 + time[2]
+    stamp = text(moment)
   end
   return moment
 end
@@ -36,68 +38,52 @@ end
 local first = {}
 
 function first.a(key, at)
-  local mode, instead_of = ARGV[at + 2], ARGV[at + 7]
-  if tonumber(ARGV[at + 3]) > tonumber(ARGV[at + 4]) then
+  local head, tail, lasts, instead_of = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]
+  if instead_of ~= '' and redis.call('GETRANGE', key, '0', '32') ~= '1' .. instead_of then
     return nil
   end
-  if instead_of ~= '' then
-    local found = redis.call('GET', key)
-    if not found or string.sub(found, 1, 33) ~= '1' .. instead_of then
-      return nil
-    end
+  local wanted, token, count = ARGV[at + 4], 0, 0
+  local now, counter = clock(), nil
+  if wanted ~= '0' then
+    counter = string.sub(key, 1, -2) .. 't'
+    token, count = mint(counter, now, wanted)
   end
-  local token, count = 0, 0
-  local counter = string.sub(key, 1, -2) .. 't'
-  if mode ~= 'p' then
-    token, count = mint(counter, clock(), tonumber(ARGV[at + 8]))
-  end
-  local record = string.format('1%s\t%s\t%s\t%s\t%.0f\t%.0f\t%.0f\t0\t0\t%s\t', ARGV[at + 1], mode,
-    ARGV[at + 3], ARGV[at + 4], token, count, clock(), ARGV[at + 11]) .. ARGV[at + 12]
-  local lasts = math.ceil(ARGV[at + 5] / 1000)
+  local record = table.concat({ head, text(token), '\t', count, '\t', stamp, tail })
   if instead_of ~= '' then
     redis.call('SET', key, record, 'PX', lasts)
   elseif not redis.call('SET', key, record, 'NX', 'PX', lasts) then
-    if count > 0 then
-      redis.call('INCRBY', counter, -count) -- before anybody is given later ones
+    if counter then
+      redis.call('DECRBY', counter, text(count)) -- before anybody is given later ones
     end
     return nil
   end
-  return { 'g', token, count }
+  return tostring(count) == wanted and token or { 'g', token, count }
 end
 
 function first.r(key, at)
-  local found = redis.call('GET', key)
-  if not found then
-    return 'l'
+  local head = ARGV[at + 1]
+  local found = redis.call('GETRANGE', key, '0', text(#head - 1))
+  if found == head then
+    redis.call('PEXPIRE', key, ARGV[at + 2])
+    return 1
   end
-  local owner = ARGV[at + 1]
-  if string.sub(found, 1, 1) == '1' and string.sub(found, 2, 33) ~= owner then
-    return 'l'
+  if found == '' or (string.sub(found, 1, 1) == '1' and string.sub(found, 1, 33) ~= string.sub(head, 1, 33)) then
+    return 0
   end
-  local start = table.concat({ '1' .. owner, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], '' }, '\t')
-  if string.sub(found, 1, #start) ~= start then
-    return nil
-  end
-  redis.call('PEXPIRE', key, math.ceil(ARGV[at + 5] / 1000))
-  return 'h'
 end
 
 function first.x(key, at)
-  local found = redis.call('GET', key)
-  if not found then
-    return 'l'
+  local found = redis.call('GETRANGE', key, '0', '32')
+  if found == '1' .. ARGV[at + 1] then
+    if ARGV[at + 2] ~= '' then
+      return nil
+    end
+    redis.call('DEL', key)
+    return 1
   end
-  if string.sub(found, 1, 1) ~= '1' then
-    return nil
+  if found == '' or string.sub(found, 1, 1) == '1' then
+    return 0
   end
-  if string.sub(found, 2, 33) ~= ARGV[at + 1] then
-    return 'l'
-  end
-  if ARGV[at + 2] ~= '' then
-    return nil
-  end
-  redis.call('DEL', key)
-  return 'r'
 end
 
 local replies, rest = {}, {}
@@ -112,7 +98,7 @@ local function make(call, i, at)
   return reply ~= nil
 end
 
-local words = { a = 13, r = 6, x = 3 }
+local words = { a = 7, r = 3, x = 3 }
 local at = 1
 for i = 1, #KEYS do
   if not make(first[ARGV[at]], i, at) then

@@ -20,8 +20,10 @@
 local RECORD = '^([^\t]+)' .. string.rep('\t([^\t]*)', 9) .. '\t(.*)$'
 local WAITER = '^([^\t]+)' .. string.rep('\t([^\t]*)', 8) .. '\t(.*)$'
 
-local function text(number)
-  return string.format('%.0f', number)
+-- Owner, mode, permits to take and permits in all, from the head of a record.
+local function parse_head(head)
+  local owner, mode, take, of = string.match(head, '^1(%x+)\t(%a)\t(%d+)\t(%d+)\t$')
+  return owner, mode, tonumber(take), tonumber(of)
 end
 
 local function parse_record(record)
@@ -192,7 +194,7 @@ local function mint_for(state, mode, count)
   if mode == 'p' then
     return 0, 0
   end
-  return mint(string.sub(state.key, 1, -2) .. 't', state.now, count)
+  return mint(string.sub(state.key, 1, -2) .. 't', state.now, text(count))
 end
 
 -- Hands the key to the waiters whose turn it is.
