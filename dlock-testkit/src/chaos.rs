@@ -29,14 +29,15 @@ struct Options {
     processes: usize,
     tasks: usize,
     seed: u64,
+    faults_per_minute: u64,
     /// A bug planted in the clients, which must be found.
     plant: Option<Plant>,
     /// A worker of a run: the URL and the number.
     worker: Option<(String, usize)>,
 }
 
-const USAGE: &str =
-    "usage: dlock-chaos --minutes N [--processes 8] [--tasks 16] [--seed N] [--plant NAME]
+const USAGE: &str = "usage: dlock-chaos --minutes N [--processes 8] [--tasks 16] [--seed N]
+                   [--faults-per-minute 30] [--plant NAME]
        dlock-chaos --seconds N ...";
 
 /// The command `dlock-chaos`.
@@ -69,6 +70,7 @@ impl Options {
             processes: 8,
             tasks: 16,
             seed: rand::random::<u32>().into(),
+            faults_per_minute: 30,
             plant: None,
             worker: None,
         };
@@ -83,6 +85,7 @@ impl Options {
                 "--processes" => options.processes = size()?,
                 "--tasks" => options.tasks = size()?,
                 "--seed" => options.seed = count()?,
+                "--faults-per-minute" => options.faults_per_minute = count()?,
                 "--plant" => {
                     let plant = Plant::ALL.into_iter().find(|plant| format!("{plant:?}") == value);
                     let names = || format!("no such plant; there are {:?}", Plant::ALL);

@@ -225,7 +225,10 @@ impl RedisServer {
 /// What is left behind at a server: keys, and connections and channels of clients.
 /// Who broke a lock is remembered for an hour and is not counted.
 fn left(server: &RedisServer) -> Vec<String> {
-    let keys = server.cli(&["--scan"]);
+    let keyspace = server.cli(&["INFO", "keyspace"]);
+    let databases = keyspace.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next());
+    let keys: String =
+        databases.map(|database| server.cli(&["-n", database, "--scan"]) + "\n").collect();
     let clients = server.cli(&["CLIENT", "LIST"]);
     let channels = server.cli(&["PUBSUB", "CHANNELS"]);
     let keys = keys.lines().filter(|key| !key.is_empty() && !key.ends_with("}:b"));

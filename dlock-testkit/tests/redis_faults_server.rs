@@ -89,6 +89,21 @@ async fn row_09_forgotten_scripts_are_sent_again() {
     server.assert_nothing_left().await;
 }
 
+/// A server that may throw locks away is not used, unless one says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_10_a_server_that_evicts_is_refused() {
+    let small = ["--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru"];
+    let Some(server) = RedisServer::with(&small) else { return };
+    let error = Dlock::connect(&server.url()).await.expect_err("refused");
+    told(&error, ErrorKind::Config, "noeviction");
+    let lazy = impatient(&server.url());
+    refused(&lazy, ErrorKind::Config, "noeviction").await;
+    let warned = impatient(&format!("{}?eviction=warn", server.url()));
+    drop(warned.mutex("a").lock().await.expect("the lock"));
+    drop((lazy, warned));
+    server.assert_nothing_left().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_10_out_of_memory_is_told_and_what_is_held_goes_on() {
     let Some(server) = RedisServer::start() else { return };
@@ -307,6 +322,19 @@ async fn row_15_wrong_passwords_are_denied() {
     told(&error, ErrorKind::Denied, "password");
     server.cli(&["-a", "another-horse", "CONFIG", "SET", "requirepass", SECRET]);
     eventually("let in again", async || client.mutex("a").try_lock().await.is_ok()).await;
+    drop(client);
+    server.assert_nothing_left().await;
+}
+
+/// TLS is spoken to a server that does not: never plain instead, and no secret sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_15_a_tls_mismatch_is_told() {
+    let Some(server) = RedisServer::start() else { return };
+    let client = impatient(&format!("rediss://:{SECRET}@127.0.0.1:{}", server.port()));
+    for _ in 0..2 {
+        let error = refused(&client, ErrorKind::Unavailable, "TLS").await;
+        assert!(error.to_string().contains("check"), "what to do: {error}");
+    }
     drop(client);
     server.assert_nothing_left().await;
 }

@@ -81,7 +81,9 @@ impl Fault {
     }
 }
 
-/// The quiet time before the next one.
-pub(super) fn quiet(random: &mut StdRng) -> Duration {
-    Duration::from_millis(random.random_range(200..3_000))
+/// The quiet time before the next one in a lane, of two, so that there are about
+/// so many in a minute.
+pub(super) fn quiet(random: &mut StdRng, per_minute: u64) -> Duration {
+    let mean = 120_000 / per_minute.max(1);
+    Duration::from_millis(random.random_range(mean / 10..mean * 19 / 10 + 1))
 }

@@ -55,6 +55,14 @@ impl Run {
         self.stop.load(Ordering::Relaxed)
     }
 
+    /// Waits, but not beyond the end of the run.
+    async fn quiet(&self, length: Duration) {
+        let began = Instant::now();
+        while !self.stops() && began.elapsed() < length {
+            tokio::time::sleep(length.min(Duration::from_millis(50))).await;
+        }
+    }
+
     fn violated(&self, what: String) {
         eprintln!("violation: {what}");
         self.book().violations.push(what);
@@ -106,9 +114,8 @@ pub(super) async fn run(options: &Options) -> ExitCode {
     let began = Instant::now();
     let urls = proxies.iter().map(|proxy| proxy.url()).collect();
     let crew = Crew { options: options.clone(), urls, run: run.clone(), workers: Vec::new() };
-    let seed = options.seed;
-    let server_lane = tokio::spawn(against_server(server, proxies, run.clone(), seed));
-    let worker_lane = tokio::spawn(crew.work(seed));
+    let server_lane = tokio::spawn(against_server(server, proxies, run.clone(), options.clone()));
+    let worker_lane = tokio::spawn(crew.work());
     watch(&run, began, options.length).await;
     let server = server_lane.await;
     let crew = worker_lane.await;
@@ -205,11 +212,14 @@ async fn against_server(
     mut server: RedisServer,
     proxies: Vec<Arc<Proxy>>,
     run: Arc<Run>,
-    seed: u64,
+    options: Options,
 ) -> RedisServer {
-    let mut random = StdRng::seed_from_u64(seed);
+    let mut random = StdRng::seed_from_u64(options.seed);
     while !run.stops() {
-        tokio::time::sleep(faults::quiet(&mut random)).await;
+        run.quiet(faults::quiet(&mut random, options.faults_per_minute)).await;
+        if run.stops() {
+            break;
+        }
         let fault = Fault::of_server(&mut random);
         let lasts = fault.lasts(&mut random);
         let before = now();
@@ -313,6 +323,9 @@ async fn inflict(
 async fn recovered(run: &Run) {
     let (over, began) = (now(), Instant::now());
     while run.latest.load(Ordering::Relaxed) <= over {
+        if run.stops() {
+            return; // the workers are leaving
+        }
         if began.elapsed() > STUCK {
             return run.violated(format!("nobody got any lock {STUCK:?} after a fault"));
         }
@@ -332,8 +345,8 @@ struct Crew {
 
 impl Crew {
     /// One fault after the other against workers; then all of them leave.
-    async fn work(mut self, seed: u64) {
-        let mut random = StdRng::seed_from_u64(!seed);
+    async fn work(mut self) {
+        let mut random = StdRng::seed_from_u64(!self.options.seed);
         for number in 0..self.options.processes {
             match self.hire(number) {
                 Ok(worker) => self.workers.push(worker),
@@ -341,7 +354,11 @@ impl Crew {
             }
         }
         while !self.run.stops() {
-            tokio::time::sleep(faults::quiet(&mut random)).await;
+            let quiet = faults::quiet(&mut random, self.options.faults_per_minute);
+            self.run.quiet(quiet).await;
+            if self.run.stops() {
+                break;
+            }
             let number = random.random_range(0..self.workers.len());
             let fault = Fault::of_worker(&mut random);
             let lasts = fault.lasts(&mut random);

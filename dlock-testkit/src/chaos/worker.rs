@@ -96,7 +96,8 @@ pub(super) async fn work(url: &str, number: usize, options: &Options) -> ExitCod
             let who = format!("{number}.{}.{number_of_task}", std::process::id());
             let seed = options.seed ^ u64::from(std::process::id()) << 20 ^ number_of_task as u64;
             let random = StdRng::seed_from_u64(seed);
-            let task = Task { client: client.clone(), told: told.clone(), random, who };
+            let (client, told) = (client.clone(), told.clone());
+            let task = Task { client, told, random, number, who };
             tokio::spawn(task.run(number_of_task == 0))
         })
         .collect();
@@ -121,6 +122,8 @@ struct Task {
     client: Dlock,
     told: Arc<Told>,
     random: StdRng,
+    /// Of its process.
+    number: usize,
     who: String,
 }
 
@@ -128,8 +131,7 @@ impl Task {
     async fn run(mut self, slow: bool) {
         while !self.told.stops() {
             let burst = if slow { 1 } else { 30 };
-            // One key for all of it, so that it is also passed on inside the process.
-            let mutex = KEYS[self.random.random_range(0..3)];
+            let mutex = self.favourite();
             for _ in 0..burst {
                 let done = if slow { self.slow().await } else { self.quick(mutex).await };
                 if let Err(error) = done {
@@ -142,6 +144,14 @@ impl Task {
             }
             self.pause(50..400).await;
         }
+    }
+
+    /// The mutex of a burst: mostly the same for all tasks of a process for some
+    /// time, so that it is also passed on inside the process.
+    fn favourite(&mut self) -> &'static str {
+        let stray = if self.random.random_bool(0.2) { self.random.random_range(0..3) } else { 0 };
+        let second = usize::try_from(crate::process::now() / 1_000_000_000).unwrap_or(0);
+        KEYS[(self.number + second / 3 + stray) % 3]
     }
 
     async fn pause(&mut self, millis: std::ops::Range<u64>) {
@@ -177,7 +187,7 @@ impl Task {
         let rwlock = KEYS[3 + self.random.random_range(0..2)];
         let lock = self.client.mutex(mutex);
         match self.random.random_range(0..100) {
-            0..60 => {
+            0..85 => {
                 let guard = lock.lock().await?;
                 let Some(stay) = self.stay(&guard).await else { return Ok(()) };
                 self.tell(stay, &guard);
@@ -185,32 +195,32 @@ impl Task {
                     return guard.release().await.map(drop);
                 }
             }
-            60..78 => {
+            85..91 => {
                 let lock = self.client.rwlock(rwlock);
                 let writes = self.random.random_bool(0.2);
                 let guard = if writes { lock.write() } else { lock.read() }.lock().await?;
                 let Some(stay) = self.stay(&guard).await else { return Ok(()) };
                 self.tell(stay, &guard);
             }
-            78..86 => {
+            91..93 => {
                 let take = self.random.random_range(1..=2);
                 let permits = self.client.semaphore(KEYS[5], PERMITS).take(take).lock().await?;
                 let permits = (permits, PERMITS);
                 let Some(stay) = self.stay(&permits).await else { return Ok(()) };
                 self.tell(stay, &permits);
             }
-            86..92 => {
+            93..95 => {
                 let other = KEYS[self.random.random_range(0..3)];
                 let guard = self.client.all_of([mutex, other]).lock().await?;
                 let Some(stay) = self.stay(&guard).await else { return Ok(()) };
                 self.tell(stay, &guard);
             }
-            92..95 => {
+            95..96 => {
                 let guard = lock.fair().lock().await?;
                 let Some(stay) = self.stay(&guard).await else { return Ok(()) };
                 self.tell(stay, &guard);
             }
-            95..97 => {
+            96..98 => {
                 let Some(guard) = lock.try_lock().await? else { return Ok(()) };
                 let Some(stay) = self.stay(&guard).await else { return Ok(()) };
                 self.tell(stay, &guard);
@@ -232,7 +242,7 @@ impl Task {
     /// A stay, most often as short as can be.
     async fn stay(&mut self, guard: &impl Tells) -> Option<Stay> {
         let stay = Stay::begin(guard)?;
-        match self.random.random_range(0..1_000) {
+        match self.random.random_range(0..5_000) {
             0 => self.pause(20..100).await,
             1..50 => self.pause(0..3).await,
             _ => tokio::task::yield_now().await,
