@@ -6,8 +6,10 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::claim::{Attempt, Claim, Holder, Mode, Notice, Owner, Release, Released, Renewed};
-use crate::error::Result;
+use crate::claim::{
+    Answer, Attempt, Claim, Holder, Mode, Notice, Owner, Release, Released, Renewed, Request,
+};
+use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
 pub mod memory;
@@ -80,6 +82,9 @@ pub struct Capabilities {
     /// If not, every call must be [answered](Call::answered) at once; one that is
     /// under way counts as not answered.
     pub remote: bool,
+    /// How many calls [`Backend::combined`] makes in one round trip; 1 if it is of
+    /// no use.
+    pub combines: usize,
 }
 
 impl Capabilities {
@@ -93,6 +98,7 @@ impl Capabilities {
             release_after: true,
             operators: true,
             remote: true,
+            combines: 1,
         }
     }
 }
@@ -129,6 +135,29 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Gives back what this owner has: a lease, or a place in the queue.
     fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<Released>>;
+
+    /// Makes calls that are due at the same time, at most as many as the backend
+    /// [combines](Capabilities::combines); one answer each, in order, and one's
+    /// failure is no other's.
+    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+        Call::new(async move {
+            let mut answers = Vec::with_capacity(requests.len());
+            for request in requests {
+                answers.push(match request {
+                    Request::Acquire(claim) => Answer::Acquire(self.acquire(claim).await),
+                    Request::Release(claim, how) => {
+                        Answer::Release(self.release(claim, *how).await)
+                    }
+                    Request::Renew(claim) => {
+                        let renewed = self.renew(std::slice::from_ref(claim)).await;
+                        let silence = || Err(Error::new(ErrorKind::Unknown, Operation::Renew));
+                        Answer::Renew(renewed.into_iter().next().unwrap_or_else(silence))
+                    }
+                });
+            }
+            answers
+        })
+    }
 
     /// Who holds this key and who waits for it, as a lock or as a semaphore.
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>>;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
+use crate::error::{Error, Operation, Result};
 use crate::key::Key;
 
 /// 128 random bits, new for every acquisition.
@@ -263,6 +264,51 @@ impl fmt::Display for LossReason {
             LossReason::MaxHold => f.write_str("it was held for max_hold"),
             LossReason::Shutdown => f.write_str("the client was shut down"),
             LossReason::Released => f.write_str("the lock that it was nested in was given back"),
+        }
+    }
+}
+
+/// What a call asks.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "as in the trait Backend")]
+pub enum Request {
+    Acquire(Arc<Claim>),
+    Renew(Arc<Claim>),
+    Release(Arc<Claim>, Release),
+}
+
+/// What a call was answered.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "as in the trait Backend")]
+pub enum Answer {
+    Acquire(Result<Attempt>),
+    Renew(Result<Renewed>),
+    Release(Result<Released>),
+}
+
+impl Request {
+    /// What is being done.
+    pub fn operation(&self) -> Operation {
+        match self {
+            Request::Acquire(_) => Operation::Acquire,
+            Request::Renew(_) => Operation::Renew,
+            Request::Release(..) => Operation::Release,
+        }
+    }
+
+    /// What it is about.
+    pub fn claim(&self) -> &Claim {
+        match self {
+            Request::Acquire(claim) | Request::Renew(claim) | Request::Release(claim, _) => claim,
+        }
+    }
+
+    /// The answer that it failed.
+    pub fn failed(&self, error: Error) -> Answer {
+        match self {
+            Request::Acquire(_) => Answer::Acquire(Err(error)),
+            Request::Renew(_) => Answer::Renew(Err(error)),
+            Request::Release(..) => Answer::Release(Err(error)),
         }
     }
 }

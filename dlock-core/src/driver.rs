@@ -34,6 +34,8 @@ use crate::key::Key;
 use crate::observe::{Event, Observer};
 use crate::plant::Planted;
 
+mod calls;
+
 pub(crate) type Wakers = SmallVec<[Waker; 1]>;
 
 /// Makes this the only waker. What was there is given back, to be dropped where no
@@ -59,6 +61,7 @@ pub(crate) struct Core {
     call_timeout: Duration,
     /// `None`: calls are made in place.
     calls: Option<UnboundedSender<Order>>,
+    line: calls::Line,
     timer: Timer,
     pub(crate) observer: Observer,
     pub(crate) guard_gone: Notify,
@@ -110,6 +113,7 @@ impl Core {
             clock: if remote { Clock::boot() } else { Clock::tokio() },
             call_timeout,
             calls,
+            line: calls::Line::default(),
             timer: Timer { rings: AtomicU64::new(u64::MAX), ..Timer::default() },
             observer,
             guard_gone: Notify::new(),
@@ -175,8 +179,7 @@ impl Core {
                 Action::Call(call, request) if self.calls.is_none() => {
                     let (call, request) = (*call, request.clone());
                     let answer = MutexGuard::unlocked(&mut machine, || {
-                        in_place(&*self.backend, &request)
-                            .unwrap_or_else(|| failed(&request, no_answer(&request)))
+                        calls::in_place(&*self.backend, &request)
                     });
                     // No time passed that anybody could notice.
                     machine.reply(now, call, answer, &mut actions);
@@ -232,7 +235,7 @@ impl Core {
             let gone = Error::new(ErrorKind::Unavailable, Operation::Acquire)
                 .saying("the driver has ended");
             if let Order::Call { request, .. } = unsent.0 {
-                self.answered(shard, call, failed(&request, gone));
+                self.answered(shard, call, request.failed(gone));
             }
         }
     }
@@ -414,91 +417,11 @@ async fn drive(core: Arc<Core>, mut orders: UnboundedReceiver<Order>) {
             biased;
             count = orders.recv_many(&mut batch, 1024) => {
                 if count == 0 { return; }
-                dispatch(&core, &mut batch);
+                core.make_all(&mut batch);
             }
             () = wait_for(&core, pause) => {}
         }
     }
-}
-
-/// Makes the calls of a batch: one for all renewals, one each for the rest.
-fn dispatch(core: &Arc<Core>, batch: &mut Vec<Order>) {
-    let mut renewals = Vec::new();
-    let mut leases = Vec::new();
-    for order in batch.drain(..) {
-        let (shard, call, request) = match order {
-            Order::Call { shard, call, request } => (shard, call, request),
-            Order::Job(job) => {
-                tokio::spawn(job);
-                continue;
-            }
-        };
-        if let Request::Renew(claim) = request {
-            renewals.push((shard, call));
-            leases.push(claim);
-            continue;
-        }
-        let core = core.clone();
-        tokio::spawn(async move {
-            let made =
-                tokio::time::timeout(core.call_timeout, make(&*core.backend, &request)).await;
-            let answer = made.unwrap_or_else(|_| failed(&request, no_answer(&request)));
-            core.answered(shard, call, answer);
-        });
-    }
-    if leases.is_empty() {
-        return;
-    }
-    let core = core.clone();
-    tokio::spawn(async move {
-        let made = tokio::time::timeout(core.call_timeout, core.backend.renew(&leases)).await;
-        let mut answers = made.unwrap_or_default().into_iter();
-        for (shard, call) in renewals {
-            let silence = || Err(Error::new(ErrorKind::Unknown, Operation::Renew));
-            let answer = answers.next().unwrap_or_else(silence);
-            core.answered(shard, call, Answer::Renew(answer));
-        }
-    });
-}
-
-async fn make(backend: &dyn Backend, request: &Request) -> Answer {
-    match request {
-        Request::Acquire(claim) => Answer::Acquire(backend.acquire(claim).await),
-        Request::Release(claim, how) => Answer::Release(backend.release(claim, *how).await),
-        Request::Renew(claim) => {
-            let answer = backend.renew(std::slice::from_ref(claim)).await.into_iter().next();
-            Answer::Renew(answer.unwrap_or_else(|| Err(no_answer(request))))
-        }
-    }
-}
-
-fn failed(request: &Request, error: Error) -> Answer {
-    match request {
-        Request::Acquire(_) => Answer::Acquire(Err(error)),
-        Request::Renew(_) => Answer::Renew(Err(error)),
-        Request::Release(..) => Answer::Release(Err(error)),
-    }
-}
-
-fn no_answer(request: &Request) -> Error {
-    let operation = match request {
-        Request::Acquire(_) => Operation::Acquire,
-        Request::Renew(_) => Operation::Renew,
-        Request::Release(..) => Operation::Release,
-    };
-    Error::new(ErrorKind::Unknown, operation).saying("the backend did not answer in time")
-}
-
-/// The answer of a backend that does not wait for anything.
-fn in_place(backend: &dyn Backend, request: &Request) -> Option<Answer> {
-    Some(match request {
-        Request::Acquire(claim) => Answer::Acquire(backend.acquire(claim).now()?),
-        Request::Release(claim, how) => Answer::Release(backend.release(claim, *how).now()?),
-        Request::Renew(claim) => {
-            let answers = backend.renew(std::slice::from_ref(claim)).now()?;
-            Answer::Renew(answers.into_iter().next()?)
-        }
-    })
 }
 
 fn on_own_thread(task: impl Future<Output = ()> + Send + 'static) -> Result<()> {

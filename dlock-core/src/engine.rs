@@ -17,12 +17,13 @@ use std::time::Duration;
 
 use slotmap::SlotMap;
 
+pub use crate::claim::{Answer, Request};
 use crate::claim::{Holder, LossReason, Mode, Notice, Owner, Release, Released};
 use crate::clock::{Moment, nanos};
 use crate::error::Result;
 use crate::gate::{Gate, Waiting};
 use crate::hashing::Map;
-pub use crate::keeper::{Answer, CallId, Request};
+pub use crate::keeper::CallId;
 use crate::keeper::{Keeper, TenureId};
 use crate::key::Key;
 use crate::plant::{Plant, Planted};

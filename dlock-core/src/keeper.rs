@@ -33,7 +33,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use slotmap::SlotMap;
 
 use crate::claim::{
-    Attempt, Claim, Grant, Holder, LossReason, Mode, Owner, Release, Released, Renewed,
+    Answer, Claim, Grant, Holder, LossReason, Mode, Owner, Release, Released, Request,
 };
 use crate::clock::{Moment, nanos};
 use crate::engine::{Action, Actions, GateId, Ticket};
@@ -58,24 +58,6 @@ slotmap::new_key_type! {
 pub struct CallId {
     tenure: TenureId,
     seq: u32,
-}
-
-/// What a call asks.
-#[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "as in the trait Backend")]
-pub enum Request {
-    Acquire(Arc<Claim>),
-    Renew(Arc<Claim>),
-    Release(Arc<Claim>, Release),
-}
-
-/// What a call was answered.
-#[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "as in the trait Backend")]
-pub enum Answer {
-    Acquire(Result<Attempt>),
-    Renew(Result<Renewed>),
-    Release(Result<Released>),
 }
 
 /// What became of a claim.

@@ -60,8 +60,8 @@ mod timers;
 
 pub use backend::{Backend, Capabilities};
 pub use claim::{
-    Attempt, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, Release, Released, Renewed,
-    Token,
+    Answer, Attempt, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, Release, Released,
+    Renewed, Request, Token,
 };
 pub use client::{Builder, Dlock, Health, LocalHold, LocalState, LocalWait, global, init};
 pub use clock::Moment;

@@ -6,11 +6,11 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::Ticket;
-use crate::claim::{Holder, LossReason, Mode};
+use crate::claim::{Holder, LossReason, Mode, Request};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::gate::HandoverLimits;
-use crate::keeper::{CallId, Request};
+use crate::keeper::CallId;
 use crate::key::Key;
 
 /// Something to do.

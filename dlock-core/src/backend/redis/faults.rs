@@ -38,11 +38,6 @@ pub(super) fn unanswered(operation: Operation, error: &RedisError) -> Error {
         .saying(format!("the connection broke before the answer came: {}", error.category()))
 }
 
-/// Nobody sent it.
-pub(super) fn unsent(operation: Operation) -> Error {
-    Error::new(ErrorKind::Unknown, operation).saying("the runtime of the connection ended")
-}
-
 /// The server's refusal of a request.
 pub(super) fn refused(operation: Operation, error: &ServerError) -> Error {
     refusal(operation, error.code(), error.details().unwrap_or_default())

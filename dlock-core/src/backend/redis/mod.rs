@@ -13,7 +13,6 @@
 mod address;
 #[doc(hidden)]
 pub mod beside;
-mod combine;
 mod connection;
 mod faults;
 mod greeting;
@@ -25,24 +24,26 @@ mod source;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
-use redis::{Cmd, Value};
+use redis::Value;
 use url::Url;
 
 use self::address::Address;
-use self::combine::{Combiner, Item};
 use self::connection::Link;
 use self::layout::Names;
 use self::notices::Notices;
-use self::scripts::Scripts;
+use self::scripts::{Run, Scripts};
 pub use self::source::Credentials;
 use self::source::Source;
 pub(crate) use self::source::{Given, Provider, TlsFiles};
 use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
-use crate::claim::{Attempt, Claim, Grant, Holder, Release, Released, Renewed};
+use crate::claim::{Answer, Attempt, Claim, Grant, Holder, Release, Released, Renewed, Request};
 use crate::config::{Config, Eviction};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
+/// How many calls one run of the script makes: some hundred microseconds of the
+/// server's time, which everybody else waits for.
+const COMBINED: usize = 128;
 /// How many names one `SCAN` looks at.
 const SCANNED: usize = 1_000;
 /// For how long it is remembered who broke a lock, in milliseconds.
@@ -74,7 +75,6 @@ pub const FENCED_SET: &str = include_str!("lua/fenced_set.lua");
 /// A store of locks in Redis, seen by one client.
 pub struct Redis {
     link: Arc<Link>,
-    calls: Arc<Combiner>,
     names: Names,
     notices: Notices,
     listener: OnceLock<Weak<dyn Listener>>,
@@ -123,28 +123,73 @@ impl Redis {
         let channel = layout::channel(rand::random());
         let notices = Notices::new(channel, names.clone());
         let scripts = Scripts::get();
-        let calls = Combiner::new(link.clone(), &scripts.calls);
         let (listener, tail) = (OnceLock::new(), Mutex::new(None));
-        Redis { link, calls, names, notices, listener, tail, scripts }
+        Redis { link, names, notices, listener, tail, scripts }
     }
 
-    async fn acquire_once(&self, claim: &Claim) -> Result<Attempt> {
-        self.link.connected(Operation::Acquire).await?;
-        if let Some(listener) = self.listener.get() {
-            self.notices.subscribed(&self.link, listener).await;
+    /// Makes calls in one run of the script.
+    async fn run(&self, requests: &[Request]) -> Result<Vec<Value>> {
+        let Some(operation) = requests.first().map(Request::operation) else { return Ok(vec![]) };
+        if requests.iter().any(|request| matches!(request, Request::Acquire(_))) {
+            self.link.connected(operation).await?;
+            if let Some(listener) = self.listener.get() {
+                self.notices.subscribed(&self.link, listener).await;
+            }
         }
-        let tokens = if claim.mode.is_permits() { 0 } else { claim.tokens.clamp(1, MOST_TOKENS) };
-        let mut words = Cmd::new();
-        words
-            .arg("a")
-            .arg(layout::head(claim))
-            .arg(&*self.tail(&claim.holder))
-            .arg(layout::millis(claim.ttl))
-            .arg(tokens)
-            .arg(claim.instead_of.map(|owner| owner.to_string()).unwrap_or_default())
-            .arg(layout::asking(claim));
-        let answer = self.calls.call(self.item(Operation::Acquire, claim, words)).await?;
-        attempt(&answer, tokens).ok_or_else(|| faults::unreadable(Operation::Acquire))
+        let names = requests.iter().map(|request| {
+            let claim = request.claim();
+            self.names.state(&claim.key, claim.mode.is_permits())
+        });
+        let mut run = self.scripts.calls.on(names);
+        for request in requests {
+            run = self.say(run, request);
+        }
+        match self.link.run(operation, &run).await? {
+            Value::Array(answers) if answers.len() == requests.len() => Ok(answers),
+            _ => Err(faults::unreadable(operation)),
+        }
+    }
+
+    /// Adds a call in the words of the script.
+    fn say(&self, run: Run, request: &Request) -> Run {
+        match request {
+            Request::Acquire(claim) => run
+                .arg("a")
+                .arg(layout::head(claim))
+                .arg(&*self.tail(&claim.holder))
+                .arg(layout::millis(claim.ttl))
+                .arg(tokens(claim))
+                .arg(claim.instead_of.map(|owner| owner.to_string()).unwrap_or_default())
+                .arg(layout::asking(claim)),
+            Request::Renew(lease) => {
+                run.arg("r").arg(layout::head(lease)).arg(layout::millis(lease.ttl))
+            }
+            Request::Release(lease, how) => {
+                run.arg("x").arg(lease.owner.to_string()).arg(match how {
+                    Release::Now => String::new(),
+                    Release::After(stay) => layout::micros(*stay).to_string(),
+                })
+            }
+        }
+    }
+
+    async fn make(&self, requests: &[Request]) -> Vec<Answer> {
+        match self.run(requests).await {
+            Ok(answers) => {
+                requests.iter().zip(answers).map(|(request, it)| read(request, it)).collect()
+            }
+            Err(error) => requests
+                .iter()
+                .map(|request| {
+                    let error = error.clone().during(request.operation());
+                    request.failed(error.on(&request.claim().key))
+                })
+                .collect(),
+        }
+    }
+
+    async fn make_one(&self, request: Request) -> Option<Answer> {
+        self.make(&[request]).await.pop()
     }
 
     /// The end of the record of a lease of this holder, nearly always the same one.
@@ -158,16 +203,6 @@ impl Redis {
                 tail
             }
         }
-    }
-
-    fn renewal(&self, lease: &Claim) -> Item {
-        let mut words = Cmd::new();
-        words.arg("r").arg(layout::head(lease)).arg(layout::millis(lease.ttl));
-        self.item(Operation::Renew, lease, words)
-    }
-
-    fn item(&self, operation: Operation, claim: &Claim, words: Cmd) -> Item {
-        Item { operation, key: self.names.state(&claim.key, claim.mode.is_permits()), words }
     }
 
     async fn scan(&self, prefix: &str, cursor: Cursor) -> Result<Page> {
@@ -198,7 +233,7 @@ impl std::fmt::Debug for Redis {
 
 impl Backend for Redis {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::all("redis")
+        Capabilities { combines: COMBINED, ..Capabilities::all("redis") }
     }
 
     fn open(&self, _client: u64, listener: Weak<dyn Listener>) {
@@ -206,17 +241,23 @@ impl Backend for Redis {
     }
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Attempt>> {
-        Call::new(
-            async move { self.acquire_once(claim).await.map_err(|error| error.on(&claim.key)) },
-        )
+        Call::new(async move {
+            match self.make_one(Request::Acquire(Arc::new(claim.clone()))).await {
+                Some(Answer::Acquire(answer)) => answer,
+                _ => Err(faults::unreadable(Operation::Acquire)),
+            }
+        })
     }
 
     fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<Renewed>>> {
         Call::new(async move {
             let mut answers = Vec::with_capacity(leases.len());
-            for answered in self.calls.place(leases.iter().map(|lease| self.renewal(lease))) {
-                let answer = combine::answer(Operation::Renew, answered).await;
-                answers.push(answer.and_then(|answer| renewed(&answer)));
+            for some in leases.chunks(COMBINED) {
+                let requests: Vec<_> = some.iter().cloned().map(Request::Renew).collect();
+                answers.extend(self.make(&requests).await.into_iter().map(|answer| match answer {
+                    Answer::Renew(answer) => answer,
+                    _ => Err(faults::unreadable(Operation::Renew)),
+                }));
             }
             answers
         })
@@ -224,19 +265,15 @@ impl Backend for Redis {
 
     fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<Released>> {
         Call::new(async move {
-            let stays = match how {
-                Release::Now => String::new(),
-                Release::After(stay) => layout::micros(stay).to_string(),
-            };
-            let mut words = Cmd::new();
-            words.arg("x").arg(lease.owner.to_string()).arg(stays);
-            let item = self.item(Operation::Release, lease, words);
-            match self.calls.call(item).await? {
-                Value::Int(1) => Ok(Released::Released),
-                Value::Int(0) => Ok(Released::AlreadyLost),
+            match self.make_one(Request::Release(Arc::new(lease.clone()), how)).await {
+                Some(Answer::Release(answer)) => answer,
                 _ => Err(faults::unreadable(Operation::Release)),
             }
         })
+    }
+
+    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+        Call::new(self.make(requests))
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
@@ -305,13 +342,42 @@ fn attempt(answer: &Value, tokens: u32) -> Option<Attempt> {
     }
 }
 
-fn renewed(answer: &Value) -> Result<Renewed> {
+fn renewed(answer: &Value) -> Option<Renewed> {
     match answer {
-        Value::Int(1) => Ok(Renewed::Held { others_wait: false }),
-        Value::Int(2) => Ok(Renewed::Held { others_wait: true }),
-        Value::Int(0) => Ok(Renewed::Lost),
-        _ => Err(faults::unreadable(Operation::Renew)),
+        Value::Int(1) => Some(Renewed::Held { others_wait: false }),
+        Value::Int(2) => Some(Renewed::Held { others_wait: true }),
+        Value::Int(0) => Some(Renewed::Lost),
+        _ => None,
     }
+}
+
+fn released(answer: &Value) -> Option<Released> {
+    match answer {
+        Value::Int(1) => Some(Released::Released),
+        Value::Int(0) => Some(Released::AlreadyLost),
+        _ => None,
+    }
+}
+
+/// What the script answered to a call.
+fn read(request: &Request, answer: Value) -> Answer {
+    let operation = request.operation();
+    if let Value::ServerError(error) = answer {
+        return request.failed(faults::refused(operation, &error).on(&request.claim().key));
+    }
+    let unreadable = || faults::unreadable(operation);
+    match request {
+        Request::Acquire(claim) => {
+            Answer::Acquire(attempt(&answer, tokens(claim)).ok_or_else(unreadable))
+        }
+        Request::Renew(_) => Answer::Renew(renewed(&answer).ok_or_else(unreadable)),
+        Request::Release(..) => Answer::Release(released(&answer).ok_or_else(unreadable)),
+    }
+}
+
+/// How many tokens a claim is given, if the clock allows.
+fn tokens(claim: &Claim) -> u32 {
+    if claim.mode.is_permits() { 0 } else { claim.tokens.clamp(1, MOST_TOKENS) }
 }
 
 fn word(value: &Value) -> Option<&str> {

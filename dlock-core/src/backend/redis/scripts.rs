@@ -65,15 +65,6 @@ impl Run {
         self
     }
 
-    /// Adds the words of a command.
-    pub(super) fn say(&mut self, words: &Cmd) {
-        for word in words.args_iter() {
-            if let Arg::Simple(word) = word {
-                self.by_digest.arg(word);
-            }
-        }
-    }
-
     /// By digest, which the server knows after the first time.
     pub(super) fn by_digest(&self) -> &Cmd {
         &self.by_digest
