@@ -53,7 +53,7 @@ impl RedisServer {
     /// If it does not come up.
     pub fn other(program: &str, options: &[&str]) -> Option<Self> {
         if !runs(program) {
-            println!("SKIPPED: {program} is missing");
+            crate::servers::skipped(&format!("{program} is missing"));
             return None;
         }
         Some(Self::of(program, options))

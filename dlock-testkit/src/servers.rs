@@ -1,5 +1,7 @@
 //! Servers that tests need.
 
+use std::io::Write as _;
+
 /// What a test does when a server is missing: it prints `SKIPPED` and returns
 /// false or, with `DLOCK_REQUIRE_SERVERS=1` as in CI, fails.
 ///
@@ -22,9 +24,14 @@ fn missing(server: &str, is_there: bool, required: bool) -> bool {
         "{server} is missing and DLOCK_REQUIRE_SERVERS is set; scripts/test installs it"
     );
     if !is_there {
-        println!("SKIPPED: {server} is missing; scripts/test installs it");
+        skipped(&format!("{server} is missing; scripts/test installs it"));
     }
     is_there
+}
+
+/// Says that a test is skipped, past the capture of what passing tests print.
+pub(crate) fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
 #[cfg(test)]

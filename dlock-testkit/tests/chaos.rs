@@ -12,7 +12,7 @@ fn random_faults_for_the_better_part_of_a_minute() {
         return;
     }
     let output = Command::new(env!("CARGO_BIN_EXE_dlock-chaos"))
-        .args(["--seconds", "40", "--processes", "8", "--tasks", "16"])
+        .args(["--seconds", "50", "--faults-per-minute", "90"])
         .output()
         .expect("the program runs");
     let (said, log) =
@@ -23,6 +23,6 @@ fn random_faults_for_the_better_part_of_a_minute() {
     assert_eq!(summary["violations"].as_array().map(Vec::len), Some(0), "{said}");
     assert_eq!(summary["left_behind"], 0, "{said}");
     let number = |name: &str| summary[name].as_u64().unwrap_or(0);
-    assert!(number("faults") >= 15 && number("cycles") >= 2_000, "too little happened: {said}");
+    assert!(number("faults") >= 10 && number("cycles") >= 2_000, "too little happened: {said}");
     assert!(number("judged") >= number("cycles"), "{said}");
 }

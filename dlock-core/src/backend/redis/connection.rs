@@ -21,10 +21,10 @@ use tokio::sync::watch;
 use super::scripts::Run;
 use super::source::{Connection, Source};
 use super::{faults, greeting};
-use crate::config::Eviction;
+use crate::config::{Config, Eviction};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
-/// How long reaching the server may take, greeting included.
+/// How long reaching the server may take at most, greeting included.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// A call given up earlier than this says nothing about the connection.
 const SILENCE: Duration = Duration::from_millis(300);
@@ -34,6 +34,8 @@ pub(super) struct Link {
     source: Source,
     shown: String,
     eviction: Eviction,
+    /// Shorter than a call may take, so that its caller hears why there is none.
+    connect_timeout: Duration,
     /// Whether there was a connection before.
     met: AtomicBool,
     state: Mutex<State>,
@@ -61,12 +63,15 @@ struct Live {
 }
 
 impl Link {
-    pub(super) fn new(source: Source, eviction: Eviction) -> Arc<Self> {
+    pub(super) fn new(source: Source, config: &Config) -> Arc<Self> {
+        let eviction = config.eviction;
+        let connect_timeout = CONNECT_TIMEOUT.min(config.call_timeout * 3 / 4);
         let shown = source.shown();
         let state = State::Down { next: Instant::now(), failures: 0, why: None };
         let (state, up) = (Mutex::new(state), watch::Sender::new(false));
         let met = AtomicBool::new(false);
-        Arc::new(Link { source, shown, eviction, met, state, up, start: Instant::now() })
+        let start = Instant::now();
+        Arc::new(Link { source, shown, eviction, connect_timeout, met, state, up, start })
     }
 
     /// A client for connections beside this one.
@@ -184,7 +189,7 @@ impl Attempt {
             greeting::check(&connection, link.eviction, !link.met.load(Ordering::Relaxed)).await?;
             Ok(connection)
         };
-        let connected = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
+        let connected = match tokio::time::timeout(link.connect_timeout, connecting).await {
             Ok(connected) => connected,
             Err(_) => Err(faults::silent(&link.shown)),
         };

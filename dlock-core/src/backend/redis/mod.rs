@@ -37,7 +37,7 @@ use self::source::Source;
 pub(crate) use self::source::{Given, Provider, TlsFiles};
 use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
 use crate::claim::{Answer, Attempt, Claim, Grant, Holder, Release, Released, Renewed, Request};
-use crate::config::{Config, Eviction};
+use crate::config::Config;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
@@ -97,7 +97,8 @@ impl Redis {
         })?;
         let address = Address::new(&url, None)?;
         let source = Source::address(address, &TlsFiles::default(), None, None)?;
-        Ok(Self::over(source, Eviction::default(), namespace))
+        let config = Config { namespace: namespace.to_owned(), ..Config::default() };
+        Ok(Self::over(source, &config))
     }
 
     /// The server that the configuration names.
@@ -109,17 +110,17 @@ impl Redis {
         let address = Address::new(url, config.database)?;
         let source =
             Source::address(address, &config.tls_files(), config.password_file.clone(), provider)?;
-        Ok(Self::over(source, config.eviction, &config.namespace))
+        Ok(Self::over(source, config))
     }
 
     /// The server that the user is connected to already.
     pub(crate) fn given(given: Given, config: &Config) -> Self {
-        Self::over(Source::Given(given), config.eviction, &config.namespace)
+        Self::over(Source::Given(given), config)
     }
 
-    fn over(source: Source, eviction: Eviction, namespace: &str) -> Self {
-        let link = Link::new(source, eviction);
-        let names = Names::new(namespace);
+    fn over(source: Source, config: &Config) -> Self {
+        let link = Link::new(source, config);
+        let names = Names::new(&config.namespace);
         let channel = layout::channel(rand::random());
         let notices = Notices::new(channel, names.clone());
         let scripts = Scripts::get();
