@@ -7,8 +7,9 @@ use syn::parse::{Parse, ParseStream, Parser as _};
 use syn::spanned::Spanned as _;
 use syn::visit_mut::{VisitMut, visit_type_mut};
 use syn::{
-    Attribute, Error, Expr, ExprAsync, FnArg, GenericArgument, GenericParam, Pat, PathArguments,
-    ReturnType, Signature, Stmt, Token, Type, TypeParamBound, Visibility, parse_quote,
+    AttrStyle, Attribute, Error, Expr, ExprAsync, FnArg, GenericArgument, GenericParam, Pat,
+    PathArguments, ReturnType, Signature, Stmt, Token, Type, TypeParamBound, Visibility,
+    parse_quote,
 };
 
 use crate::args::Faults;
@@ -58,7 +59,7 @@ impl Parse for Function {
             Ok((input.call(Attribute::parse_inner)?, input.parse::<TokenStream>()?))
         };
         let (inner, body) = split.parse2(block.stream())?;
-        attrs.extend(inner);
+        attrs.extend(inner.into_iter().map(|attr| Attribute { style: AttrStyle::Outer, ..attr }));
         Ok(Function { attrs, vis, sig, body, braces: block.span() })
     }
 }
@@ -116,9 +117,7 @@ impl Function {
     fn boxed(&self) -> Option<Body> {
         let ReturnType::Type(_, output) = &self.sig.output else { return None };
         let output = future_output(output)?;
-        let Ok(Stmt::Expr(Expr::Call(call), None)) = syn::parse2(self.body.clone()) else {
-            return None;
-        };
+        let Ok(Expr::Call(call)) = syn::parse2(self.body.clone()) else { return None };
         let is_pin = call.func.to_token_stream().to_string().ends_with("pin");
         let Some(Expr::Async(ExprAsync { block, .. })) = call.args.first().filter(|_| is_pin)
         else {
@@ -126,7 +125,8 @@ impl Function {
         };
         // First the arguments get back their patterns, then `let __ret: T = { .. }`
         // is the body.
-        let is_body = |stmt: &Stmt| matches!(stmt, Stmt::Local(local) if matches!(local.pat, Pat::Type(_)));
+        let is_body =
+            |stmt: &Stmt| matches!(stmt, Stmt::Local(local) if matches!(local.pat, Pat::Type(_)));
         let at = block.stmts.iter().position(is_body).unwrap_or(0);
         let (before, under) = block.stmts.split_at(at);
         let mut names = self.arguments();

@@ -55,7 +55,11 @@ pub(crate) struct Plan {
 pub(crate) enum Claim {
     Exclusive(KeySource),
     Shared(KeySource),
-    Permits { key: KeySource, take: Option<Expr>, of: Expr },
+    Permits {
+        key: KeySource,
+        take: Option<Expr>,
+        of: Expr,
+    },
     AllOf(Vec<KeySource>),
     /// Of whatever an expression yields.
     AllIn(Expr),
@@ -119,8 +123,7 @@ fn core_path(args: &mut Args, faults: &mut Faults) -> TokenStream {
 fn mode(args: &mut Args, faults: &mut Faults) -> Option<(Span, bool)> {
     let given = args.take("mode")?;
     let name = given.span();
-    let (_, word) =
-        faults.note(one_of(given, &["exclusive", "shared"], "mode = \"shared\""))?;
+    let (_, word) = faults.note(one_of(given, &["exclusive", "shared"], "mode = \"shared\""))?;
     Some((name, word == "shared"))
 }
 
@@ -153,7 +156,10 @@ fn claim(
             faults.add(other, "several `keys` are taken as locks, not as permits: write one `key`");
         }
         if let Some((mode, true)) = mode {
-            faults.add(mode, "several `keys` are taken exclusively: remove `mode`, or write one `key`");
+            faults.add(
+                mode,
+                "several `keys` are taken exclusively: remove `mode`, or write one `key`",
+            );
         }
         return several(keys, names, faults);
     }

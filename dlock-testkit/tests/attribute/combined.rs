@@ -97,14 +97,16 @@ impl Service for App {
 
     #[distributed_lock(key = "tenant:{self.tenant}:{id}", client = self.dlock)]
     async fn change(&mut self, Path(id): Path<u64>) -> Result<u32> {
-        assert_locked!("tenant:{self.tenant}:{id}");
+        let tenant = &self.tenant;
+        assert_locked!("tenant:{tenant}:{id}");
         self.count += 1;
         Ok(self.count)
     }
 
     #[distributed_lock(key = "tenant:{self.tenant}", client = self.dlock)]
     async fn consume(self: Arc<Self>, id: u64) -> Result<u64> {
-        assert_locked!("tenant:{self.tenant}");
+        let tenant = &self.tenant;
+        assert_locked!("tenant:{tenant}");
         Ok(id)
     }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_core::{
-    Dlock, Error, ErrorKind, Event, Guard, Key, Mode, MultiGuard, Permits, Result, distributed_lock,
-    global, key, testing,
+    Dlock, Error, ErrorKind, Event, Guard, Key, Mode, MultiGuard, Permits, Result,
+    distributed_lock, global, key, testing,
 };
 use dlock_testkit::History;
 use tokio::sync::Barrier;

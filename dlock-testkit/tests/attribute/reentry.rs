@@ -79,7 +79,10 @@ async fn siblings_exclude_each_other(world: World) {
 }
 
 #[distributed_lock(key = "spawned", client = dlock)]
-async fn spawns(dlock: Dlock, entered: Arc<AtomicU32>) -> Result<tokio::task::JoinHandle<Result<()>>> {
+async fn spawns(
+    dlock: Dlock,
+    entered: Arc<AtomicU32>,
+) -> Result<tokio::task::JoinHandle<Result<()>>> {
     let task = tokio::spawn(spawned(dlock.clone(), entered.clone()));
     until(async || !dlock.local_state().waiting.is_empty()).await;
     assert_eq!(entered.load(Ordering::SeqCst), 0, "another task waits");

@@ -143,7 +143,11 @@ where
 }
 
 #[distributed_lock(key = "g:{id}", client = dlock)]
-async fn impl_arguments(dlock: &Dlock, id: impl Display, make: impl FnOnce() -> u32) -> Result<u32> {
+async fn impl_arguments(
+    dlock: &Dlock,
+    id: impl Display,
+    make: impl FnOnce() -> u32,
+) -> Result<u32> {
     let _ = id;
     Ok(make())
 }
