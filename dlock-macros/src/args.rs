@@ -37,12 +37,16 @@ pub(crate) struct Given {
 }
 
 /// What was given, each option once.
-pub(crate) struct Args(Vec<Given>);
+pub(crate) struct Args {
+    given: Vec<Given>,
+    /// Whether all of it could be read.
+    pub(crate) complete: bool,
+}
 
 impl Args {
     /// Reads options of these names.
     pub(crate) fn parse(tokens: TokenStream, known: &[&str], faults: &mut Faults) -> Self {
-        let mut args = Args(Vec::new());
+        let mut args = Args { given: Vec::new(), complete: false };
         let read = |input: ParseStream<'_>| {
             while !input.is_empty() {
                 let given = Given::parse(input)?;
@@ -54,7 +58,7 @@ impl Args {
             Ok(())
         };
         let read = read.parse2(tokens);
-        faults.note(read);
+        args.complete = faults.note(read).is_some();
         args
     }
 
@@ -68,17 +72,17 @@ impl Args {
                 None => "the options are".to_owned(),
             };
             faults.add(span, format!("there is no option `{name}`: {meant} {options}"));
-        } else if self.0.iter().any(|other| other.name == given.name) {
+        } else if self.given.iter().any(|other| other.name == given.name) {
             faults.add(span, format!("`{name}` is given twice: remove one of them"));
         } else {
-            self.0.push(given);
+            self.given.push(given);
         }
     }
 
     /// The option of this name, which is then no longer there.
     pub(crate) fn take(&mut self, name: &str) -> Option<Given> {
-        let place = self.0.iter().position(|given| given.name == name)?;
-        Some(self.0.remove(place))
+        let place = self.given.iter().position(|given| given.name == name)?;
+        Some(self.given.remove(place))
     }
 }
 
@@ -130,7 +134,7 @@ mod tests {
     fn parsed(text: &str) -> (Vec<String>, Vec<String>) {
         let mut faults = Faults::default();
         let args = Args::parse(text.parse().unwrap(), KNOWN, &mut faults);
-        let given = args.0.iter().map(|given| given.name.to_string()).collect();
+        let given = args.given.iter().map(|given| given.name.to_string()).collect();
         (given, faults.0.iter().map(Error::to_string).collect())
     }
 

@@ -18,6 +18,7 @@
 
 use proc_macro2::{Group, Ident, Span, TokenStream, TokenTree};
 use quote::{quote, quote_spanned};
+use syn::spanned::Spanned as _;
 
 use crate::function::{Body, Function};
 use crate::validate::{Claim, KeySource, Plan, Setting};
@@ -50,13 +51,16 @@ impl Plan {
         let lock = quote_spanned!(Span::mixed_site()=> client #claim #(#calls)*);
         let taken = match client {
             // The borrow of the client ends before the wait begins.
-            Some(expr) => quote_spanned! {Span::mixed_site()=> {
-                let lock = {
-                    let client: &#core::Dlock = &#expr;
-                    #lock
-                };
-                lock.lock().await
-            }},
+            Some(expr) => {
+                let borrowed = quote_spanned!(expr.span()=> &#expr);
+                quote_spanned! {Span::mixed_site()=> {
+                    let lock = {
+                        let client: &#core::Dlock = #borrowed;
+                        #lock
+                    };
+                    lock.lock().await
+                }}
+            }
             None => quote_spanned! {Span::mixed_site()=>
                 match #core::global() {
                     ::core::result::Result::Ok(client) => {

@@ -9,7 +9,7 @@ use syn::visit_mut::{VisitMut, visit_type_mut};
 use syn::{
     AttrStyle, Attribute, Error, Expr, ExprAsync, FnArg, GenericArgument, GenericParam, Pat,
     PathArguments, ReturnType, Signature, Stmt, Token, Type, TypeParamBound, Visibility,
-    parse_quote,
+    parse_quote_spanned,
 };
 
 use crate::args::Faults;
@@ -43,6 +43,11 @@ impl Parse for Function {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         let mut attrs = input.call(Attribute::parse_outer)?;
         let vis = input.parse()?;
+        if !starts_function(input) {
+            return Err(
+                input.error("a lock is held around a function: write this on an `async fn`")
+            );
+        }
         let sig: Signature = input.parse()?;
         if input.peek(Token![;]) {
             return Err(Error::new(
@@ -62,6 +67,14 @@ impl Parse for Function {
         attrs.extend(inner.into_iter().map(|attr| Attribute { style: AttrStyle::Outer, ..attr }));
         Ok(Function { attrs, vis, sig, body, braces: block.span() })
     }
+}
+
+fn starts_function(input: ParseStream<'_>) -> bool {
+    input.peek(Token![fn])
+        || input.peek(Token![async])
+        || input.peek(Token![const])
+        || input.peek(Token![unsafe])
+        || input.peek(Token![extern])
 }
 
 impl Function {
@@ -98,7 +111,10 @@ impl Function {
 
     fn plain(&self) -> Body {
         let (output, output_span) = match &self.sig.output {
-            ReturnType::Default => (parse_quote!(()), self.sig.ident.span()),
+            ReturnType::Default => {
+                let span = self.sig.ident.span();
+                (parse_quote_spanned!(span=> ()), span)
+            }
             ReturnType::Type(_, output) => (Type::clone(output), output.span()),
         };
         Body {
@@ -245,7 +261,7 @@ fn nameable(mut ty: Type) -> Type {
     impl VisitMut for Erase {
         fn visit_type_mut(&mut self, ty: &mut Type) {
             match ty {
-                Type::ImplTrait(_) | Type::Never(_) => *ty = parse_quote!(_),
+                Type::ImplTrait(_) | Type::Never(_) => *ty = parse_quote_spanned!(ty.span()=> _),
                 _ => visit_type_mut(self, ty),
             }
         }

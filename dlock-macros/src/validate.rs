@@ -164,11 +164,13 @@ fn claim(
         return several(keys, names, faults);
     }
     let Some(key) = key else {
-        faults.add(
-            Span::call_site(),
-            "what is to be locked? Write key = \"order:{order_id}\", with the names of arguments \
-             in braces",
-        );
+        if args.complete {
+            faults.add(
+                Span::call_site(),
+                "what is to be locked? Write key = \"order:{order_id}\", with the names of \
+                 arguments in braces",
+            );
+        }
         return None;
     };
     let key = faults.note(key.expr("write key = \"order:{order_id}\""))?;
