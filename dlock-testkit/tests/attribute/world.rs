@@ -86,7 +86,8 @@ impl World {
     /// one neither holds nor waits for anything.
     pub(crate) async fn assert_free(&self, key: &str) {
         let taken = tokio::time::timeout(LONG, self.other.mutex(key).lock()).await;
-        drop(taken.expect("the key becomes free").expect("the backend answers"));
+        let taken = taken.expect("the key becomes free").expect("the backend answers");
+        let _ = taken.release().await.expect("the backend answers");
         let state = self.dlock.local_state();
         assert!(state.held.is_empty() && state.waiting.is_empty(), "{state:?}");
     }
