@@ -1,6 +1,7 @@
 //! Configuration: from code, a file, the environment or a URL. Each option has
 //! one name and one meaning, wherever it is written.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +50,8 @@ const OPTIONS: &[&str] = &[
     "tls_ca",
     "tls_cert",
     "tls_key",
+    "policy.NAME.ttl",
+    "policy.NAME.wait",
 ];
 
 /// How a client behaves.
@@ -95,6 +98,9 @@ pub struct Config {
     pub tls_cert: Option<PathBuf>,
     /// A file with the key of that certificate (PEM).
     pub tls_key: Option<PathBuf>,
+    /// Settings by name, for code that says `policy = "name"`: operators change
+    /// them without a new build. Written `policy.name.ttl`, `policy.name.wait`.
+    pub policies: BTreeMap<String, Policy>,
 }
 
 /// What to do about a server that may throw locks out of its memory.
@@ -105,6 +111,25 @@ pub enum Eviction {
     Refuse,
     /// Use it, with a warning in the log.
     Warn,
+}
+
+/// What the locks of one policy have instead of what the code says.
+///
+/// ```
+/// use dlock_core::Config;
+///
+/// let config = Config::from_url("memory://?policy.payments.ttl=5s&policy.payments.wait=unlimited")?;
+/// assert_eq!(config.policies["payments"].ttl, Some(std::time::Duration::from_secs(5)));
+/// assert_eq!(config.policies["payments"].wait, Some(None));
+/// # Ok::<(), dlock_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Policy {
+    /// How long a lock outlives its process; `None`: as the code says.
+    pub ttl: Option<Duration>,
+    /// How long `lock()` waits, `Some(None)`: for ever; `None`: as the code says.
+    pub wait: Option<Option<Duration>>,
 }
 
 impl Default for Config {
@@ -125,6 +150,7 @@ impl Default for Config {
             tls_ca: None,
             tls_cert: None,
             tls_key: None,
+            policies: BTreeMap::new(),
         }
     }
 }
@@ -156,7 +182,7 @@ impl Config {
         let mut found: Vec<(String, String)> = vars
             .filter_map(|(name, value)| {
                 let name = name.strip_prefix(prefix)?;
-                (!is_not_ours(name)).then(|| (name.to_ascii_lowercase(), value))
+                (!is_not_ours(name)).then(|| (dotted(&name.to_ascii_lowercase()), value))
             })
             .collect();
         found.sort_by_key(|(name, _)| name != "url"); // the URL's query first: the rest overrides it
@@ -175,12 +201,7 @@ impl Config {
             "url" => return self.set_url(value),
             "namespace" => self.namespace = value.to_owned(),
             "ttl" => self.ttl = duration(name, value)?,
-            "wait" => {
-                self.wait = match value {
-                    "unlimited" => None,
-                    _ => Some(duration(name, value)?),
-                }
-            }
+            "wait" => self.wait = patience(name, value)?,
             "call_timeout" => self.call_timeout = duration(name, value)?,
             "max_handovers" => self.max_handovers = number(name, value)?,
             "max_tenure" => self.max_tenure = duration(name, value)?,
@@ -198,14 +219,36 @@ impl Config {
             "tls_ca" => self.tls_ca = Some(value.into()),
             "tls_cert" => self.tls_cert = Some(value.into()),
             "tls_key" => self.tls_key = Some(value.into()),
-            unknown => {
-                return Err(fault(format!(
-                    "unknown option `{unknown}`; the options are {}",
-                    OPTIONS.join(", ")
-                )));
-            }
+            other => return self.set_policy(other, value),
         }
         Ok(())
+    }
+
+    /// `policy.payments.ttl`
+    fn set_policy(&mut self, name: &str, value: &str) -> Result<()> {
+        let parts = name.strip_prefix("policy.").and_then(|rest| rest.rsplit_once('.'));
+        let Some((policy, option @ ("ttl" | "wait"))) = parts else {
+            return Err(fault(format!(
+                "unknown option `{name}`; the options are {}",
+                OPTIONS.join(", ")
+            )));
+        };
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        if policy.is_empty() || policy.len() > 64 || !policy.chars().all(plain) {
+            return Err(fault(format!(
+                "`{name}`: the name of a policy must be 1 to 64 lower-case letters, digits or `_`, so that every source can write it"
+            )));
+        }
+        let policy = self.policies.entry(policy.to_owned()).or_default();
+        match option {
+            "ttl" => policy.ttl = Some(duration(name, value)?),
+            _ => policy.wait = Some(patience(name, value)?),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn policy(&self, name: &str) -> Policy {
+        self.policies.get(name).copied().unwrap_or_default()
     }
 
     fn set_url(&mut self, text: &str) -> Result<()> {
@@ -238,6 +281,11 @@ impl Config {
             Ok(())
         };
         bounded("ttl", self.ttl, MAX_TTL)?;
+        for (name, policy) in &self.policies {
+            if let Some(ttl) = policy.ttl {
+                bounded(&format!("policy.{name}.ttl"), ttl, MAX_TTL)?;
+            }
+        }
         bounded("call_timeout", self.call_timeout, Duration::from_secs(60))?;
         if self.max_waiters == 0 {
             return Err(fault(
@@ -361,6 +409,16 @@ fn duration(name: &str, value: &str) -> Result<Duration> {
         })
 }
 
+fn patience(name: &str, value: &str) -> Result<Option<Duration>> {
+    if value == "unlimited" { Ok(None) } else { duration(name, value).map(Some) }
+}
+
+/// `policy_payments_ttl`, as a variable has to be called, is `policy.payments.ttl`.
+fn dotted(name: &str) -> String {
+    let policy = name.strip_prefix("policy_").and_then(|rest| rest.rsplit_once('_'));
+    policy.map_or_else(|| name.to_owned(), |(policy, option)| format!("policy.{policy}.{option}"))
+}
+
 fn number<T: std::str::FromStr<Err: fmt::Display>>(name: &str, value: &str) -> Result<T> {
     value.parse().map_err(|error| fault(format!("`{name}` is no such number: {error}")))
 }
@@ -387,8 +445,8 @@ impl<'de> Deserialize<'de> for Config {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Config, A::Error> {
                 let mut options = Vec::new();
-                while let Some((name, value)) = map.next_entry::<String, Scalar>()? {
-                    options.push((name, value.0));
+                while let Some((name, value)) = map.next_entry::<String, Setting>()? {
+                    value.flatten(name, &mut options);
                 }
                 options.sort_by_key(|(name, _)| name != "url"); // as for the environment
                 let mut config = Config::default();
@@ -403,31 +461,55 @@ impl<'de> Deserialize<'de> for Config {
     }
 }
 
-/// A text, or a number as its text.
-struct Scalar(String);
+/// A text, a number as its text, or a table of such.
+enum Setting {
+    Text(String),
+    Table(Vec<(String, Setting)>),
+}
 
-impl<'de> Deserialize<'de> for Scalar {
+impl Setting {
+    /// `{ policy: { payments: { ttl } } }` is `policy.payments.ttl`.
+    fn flatten(self, name: String, options: &mut Vec<(String, String)>) {
+        match self {
+            Setting::Text(text) => options.push((name, text)),
+            Setting::Table(table) => {
+                for (inner, setting) in table {
+                    setting.flatten(format!("{name}.{inner}"), options);
+                }
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Setting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
+        struct Any;
 
-        impl Visitor<'_> for Text {
-            type Value = Scalar;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Setting;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text or a whole number")
+                f.write_str("a text, a whole number or a table of them")
             }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Scalar, E> {
-                Ok(Scalar(text.to_owned()))
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Setting, E> {
+                Ok(Setting::Text(text.to_owned()))
             }
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Scalar, E> {
-                Ok(Scalar(number.to_string()))
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Setting, E> {
+                Ok(Setting::Text(number.to_string()))
             }
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Scalar, E> {
-                Ok(Scalar(number.to_string()))
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Setting, E> {
+                Ok(Setting::Text(number.to_string()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Setting, A::Error> {
+                let mut table = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    table.push(entry);
+                }
+                Ok(Setting::Table(table))
             }
         }
 
-        deserializer.deserialize_any(Text)
+        deserializer.deserialize_any(Any)
     }
 }
 
@@ -462,6 +544,29 @@ mod tests {
     }
 
     #[test]
+    fn every_source_says_the_same_of_a_policy() {
+        let file: Config = toml::from_str(
+            "[policy.flash_sale]\nttl = '5s'\nwait = 'unlimited'\n[policy.payments]\nwait = '0s'",
+        )
+        .unwrap();
+        let url = Config::from_url(
+            "memory://?policy.flash_sale.ttl=5s&policy.flash_sale.wait=unlimited&policy.payments.wait=0s",
+        )
+        .unwrap();
+        let vars = env(&[
+            ("DLOCK_POLICY_FLASH_SALE_TTL", "5s"),
+            ("DLOCK_POLICY_FLASH_SALE_WAIT", "unlimited"),
+            ("DLOCK_POLICY_PAYMENTS_WAIT", "0s"),
+        ])
+        .unwrap();
+        assert_eq!(file.policies, url.policies);
+        assert_eq!(url.policies, vars.policies);
+        let policy = Policy { ttl: Some(Duration::from_secs(5)), wait: Some(None) };
+        assert_eq!(url.policy("flash_sale"), policy);
+        assert_eq!(url.policy("unheard_of"), Policy::default());
+    }
+
+    #[test]
     fn variables_override_the_query_of_the_url() {
         let config = env(&[("DLOCK_TTL", "7s"), ("DLOCK_URL", "memory://?ttl=5s")]).unwrap();
         assert_eq!(config.ttl, Duration::from_secs(7));
@@ -480,6 +585,11 @@ mod tests {
         says(Config::from_url("memory://?ttl=soon"), "such as 150ms, 30s");
         says(env(&[("DLOCK_NAMESPCE", "x")]), "unknown option `namespce`");
         says(Config::from_url("memory://?max_waiters=-1"), "max_waiters");
+        says(Config::from_url("memory://?policy.a.color=red"), "policy.NAME.ttl");
+        says(Config::from_url("memory://?policy.ttl=1s"), "policy.NAME.ttl");
+        says(Config::from_url("memory://?policy.A-b.ttl=1s"), "lower-case letters");
+        says(Config::from_url("memory://?policy.a.ttl=soon"), "`policy.a.ttl`");
+        says(env(&[("DLOCK_POLICY_A_COLOR", "red")]), "policy.NAME.ttl");
     }
 
     #[test]
@@ -488,6 +598,7 @@ mod tests {
         for url in [
             "memory://?ttl=0s",
             "memory://?ttl=25h",
+            "memory://?policy.a.ttl=25h",
             "memory://?call_timeout=0s",
             "memory://?max_waiters=0",
             "memory://?namespace=a%20b",

@@ -119,6 +119,17 @@ impl Operation {
     }
 }
 
+/// What became of the work that was to run under the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Body {
+    /// It did not begin.
+    NotRun,
+    /// It was dropped at an await because the lock was lost: what it had sent out
+    /// may or may not have happened.
+    Cancelled,
+}
+
 /// What happened, during what, on which key, and what to do.
 ///
 /// The message names the key by its label (see [`Key::label`]); the values in it
@@ -133,6 +144,7 @@ struct Inner {
     key: Option<Key>,
     key_label: &'static str,
     detail: String,
+    body: Body,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
@@ -145,6 +157,7 @@ impl Error {
             key: None,
             key_label: "",
             detail: String::new(),
+            body: Body::NotRun,
             source: None,
         }))
     }
@@ -181,6 +194,16 @@ impl Error {
     pub(crate) fn about_key_text(mut self, template: &'static str) -> Self {
         self.0.key_label = template;
         self
+    }
+
+    pub(crate) fn with_body(mut self, body: Body) -> Self {
+        self.0.body = body;
+        self
+    }
+
+    /// What became of the work that was to run under the lock.
+    pub fn body(&self) -> Body {
+        self.0.body
     }
 
     /// The kind, to decide by.

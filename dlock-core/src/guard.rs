@@ -2,23 +2,21 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
-
-use smallvec::SmallVec;
 
 use crate::claim::{LossReason, Mode, Release, Released, Token};
 use crate::client::Handle;
 use crate::clock::Moment;
 use crate::config::MAX_TTL;
-use crate::driver::{Spot, wake_only};
+use crate::driver::{Core, Spot, wake_only};
 use crate::engine::Standing;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Body, Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 use crate::observe::Event;
-use crate::reentry::{self, Frame};
+use crate::reentry::{Frame, Inside};
+use crate::running::{Run, Watch};
 
 /// How a lock stands, as far as its holder can know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,69 +29,6 @@ pub enum State {
     Lost,
 }
 
-/// Somebody who wants to know when a lock is lost, for as long as this lives.
-pub(crate) struct Watch<'a> {
-    hold: &'a Hold,
-    waker: Option<Waker>,
-}
-
-impl<'a> Watch<'a> {
-    pub(crate) fn new(hold: &'a Hold) -> Self {
-        Watch { hold, waker: None }
-    }
-
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
-        // Registered first, then looked: so a loss in between is seen.
-        if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            self.unregister();
-            self.waker = Some(cx.waker().clone());
-            let Spot { shard, ticket } = self.hold.spot;
-            self.hold.handle.core.look(shard, |machine| {
-                if let Some(wakers) = machine.payload_mut(ticket) {
-                    wakers.push(cx.waker().clone());
-                }
-            });
-        }
-        match self.hold.standing() {
-            Standing::Lost(reason) => Poll::Ready(reason),
-            Standing::Held { .. } => Poll::Pending,
-        }
-    }
-
-    fn unregister(&mut self) {
-        let Some(waker) = self.waker.take() else { return };
-        let Spot { shard, ticket } = self.hold.spot;
-        let removed = self.hold.handle.core.look(shard, |machine| {
-            let wakers = machine.payload_mut(ticket)?;
-            // Any one that wakes the same task will do: each watch added one.
-            let place = wakers.iter().position(|other| other.will_wake(&waker))?;
-            Some(wakers.swap_remove(place))
-        });
-        drop(removed); // here, where no lock is held
-    }
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        self.unregister();
-    }
-}
-
-/// Runs a future for as long as all of these are held.
-pub(crate) async fn run_under<T>(holds: &[&Hold], future: impl Future<Output = T>) -> Result<T> {
-    let mut future = pin!(future);
-    let mut watches: SmallVec<[Watch<'_>; 1]> = holds.iter().map(|hold| Watch::new(hold)).collect();
-    std::future::poll_fn(|cx| {
-        for watch in &mut watches {
-            if let Poll::Ready(reason) = watch.poll(cx) {
-                return Poll::Ready(Err(watch.hold.lost_error(&reason)));
-            }
-        }
-        future.as_mut().poll(cx).map(Ok)
-    })
-    .await
-}
-
 /// Lets go when dropped, in the background.
 pub(crate) struct Hold {
     handle: Arc<Handle>,
@@ -101,6 +36,8 @@ pub(crate) struct Hold {
     key: Key,
     mode: Mode,
     since: Moment,
+    /// However it ends, the key stays taken until then.
+    taken_until: Moment,
     /// Inside another guard of the same key.
     nested: bool,
     let_go: bool,
@@ -115,14 +52,32 @@ impl Hold {
         since: Moment,
         nested: bool,
     ) -> Self {
-        Hold { handle, spot, key, mode, since, nested, let_go: false }
+        let taken_until = Moment::default();
+        Hold { handle, spot, key, mode, since, taken_until, nested, let_go: false }
+    }
+
+    /// However it ends, the key stays taken until this long after it was taken.
+    /// What is nested gives nothing back, so nothing stays taken after it either.
+    pub(crate) fn keep_taken(mut self, at_least: Option<Duration>) -> Self {
+        if let Some(at_least) = at_least.filter(|_| !self.nested) {
+            self.taken_until = self.since + at_least;
+        }
+        self
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.handle.core
+    }
+
+    pub(crate) fn spot(&self) -> Spot {
+        self.spot
     }
 
     pub(crate) fn frame(&self) -> Frame {
         Frame::new(self.handle.client(), self.key.clone(), self.mode, self.spot)
     }
 
-    fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> Standing {
         let Spot { shard, ticket } = self.spot;
         let now = self.handle.core.now();
         self.handle.core.look(shard, |machine| machine.standing(now, ticket))
@@ -154,20 +109,26 @@ impl Hold {
         std::future::poll_fn(|cx| watch.poll(cx)).await
     }
 
-    async fn run<T>(&self, future: impl Future<Output = T>) -> Result<T> {
-        run_under(&[self], reentry::inside(self.frame(), future)).await
+    fn run<F: Future>(&self, future: F) -> Run<'_, F> {
+        Run::new([self], [self.frame()], future)
+    }
+
+    fn run_to_end<F: Future>(&self, future: F) -> Inside<F> {
+        Inside::new([self.frame()], future)
     }
 
     pub(crate) fn lost_error(&self, reason: &LossReason) -> Error {
-        Error::new(ErrorKind::Lost, Operation::Hold).on(&self.key).saying(format!(
+        let error = Error::new(ErrorKind::Lost, Operation::Hold).on(&self.key).saying(format!(
             "{reason}; what was under way may or may not have happened, check it by its token before trying again"
-        ))
+        ));
+        error.with_body(Body::Cancelled)
     }
 
     async fn release(mut self, how: Release) -> Result<Released> {
         let Spot { shard, ticket } = self.spot;
+        let taken_until = self.taken_until;
         let now = self.handle.core.step(shard, |machine, now, actions| {
-            machine.release(now, ticket, how, actions);
+            machine.release(now, ticket, at_least(how, taken_until.since(now)), actions);
             now
         });
         self.told_released(now);
@@ -225,12 +186,24 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let Spot { shard, ticket } = self.spot;
-        let (now, wakers) = self
-            .handle
-            .core
-            .step(shard, |machine, now, actions| (now, machine.forget(now, ticket, actions)));
+        let (taken_until, let_go) = (self.taken_until, self.let_go);
+        let (now, wakers) = self.handle.core.step(shard, |machine, now, actions| {
+            if !let_go && now < taken_until {
+                machine.release(now, ticket, Release::After(taken_until.since(now)), actions);
+            }
+            (now, machine.forget(now, ticket, actions))
+        });
         drop(wakers); // here, where no lock is held
         self.told_released(now);
+    }
+}
+
+/// As wanted, but the key stays taken for `rest` at least.
+fn at_least(how: Release, rest: Duration) -> Release {
+    match how {
+        _ if rest.is_zero() => how,
+        Release::Now => Release::After(rest),
+        Release::After(duration) => Release::After(duration.max(rest)),
     }
 }
 
@@ -271,8 +244,28 @@ macro_rules! guard_methods {
         ///
         /// # Cancel safety
         /// Dropping it drops the future; the guard goes on.
-        pub async fn run<T>(&self, future: impl Future<Output = T>) -> Result<T> {
-            self.hold.run(future).await
+        pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
+            self.hold.run(future)
+        }
+
+        /// Runs a future to its end, also when the lock is lost meanwhile: for
+        /// work that is worse half done than done late. Re-entry is as inside
+        /// [`run`](Self::run).
+        ///
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
+        /// # let dlock = dlock_core::testing::client();
+        /// # let lock = dlock.mutex("order:7");
+        /// let guard = lock.lock().await?;
+        /// let sum = guard.run_to_end(async { 1 + 1 }).await;
+        /// # assert_eq!(sum, 2);
+        /// # Ok(()) }
+        /// ```
+        ///
+        /// # Cancel safety
+        /// Dropping it drops the future; the guard goes on.
+        pub fn run_to_end<F: Future>(&self, future: F) -> impl Future<Output = F::Output> {
+            self.hold.run_to_end(future)
         }
 
         /// Releases the lock and says what came of it.

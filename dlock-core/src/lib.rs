@@ -33,6 +33,9 @@
 #[allow(unused_extern_crates, reason = "expanded macros name the crate so, inside it too")]
 extern crate self as dlock_core;
 
+mod attribute;
+#[cfg(feature = "axum")]
+mod axum;
 pub mod backend;
 #[doc(hidden)]
 pub mod beside;
@@ -55,9 +58,11 @@ pub mod observe;
 mod plant;
 mod primitive;
 mod reentry;
+mod running;
 pub mod testing;
 mod timers;
 
+pub use attribute::Fallible;
 pub use backend::{Backend, Capabilities};
 pub use claim::{
     Answer, Attempt, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, Release, Released,
@@ -65,8 +70,8 @@ pub use claim::{
 };
 pub use client::{Builder, Dlock, Health, LocalHold, LocalState, LocalWait, global, init};
 pub use clock::Moment;
-pub use config::{Config, Eviction, MAX_TTL};
-pub use error::{Error, ErrorKind, Operation, Result};
+pub use config::{Config, Eviction, MAX_TTL, Policy};
+pub use error::{Body, Error, ErrorKind, Operation, Result};
 pub use fence::{Access, Fence};
 #[doc(hidden)]
 pub use gate::HandoverLimits;
@@ -78,11 +83,12 @@ pub use plant::{Plant, Planted};
 pub use primitive::{Held, Lock, MultiGuard, MultiLock, Mutex, RwLock, Semaphore};
 
 #[cfg(feature = "macros")]
-pub use dlock_macros::key;
+pub use dlock_macros::{distributed_lock, key};
 
 /// What expanded macros use.
 #[doc(hidden)]
 pub mod __private {
+    pub use crate::attribute::handled;
     pub use crate::key::KeyWriter;
 }
 
@@ -95,4 +101,6 @@ mod documents {
     struct Fencing;
     #[doc = include_str!("../../docs/redis.md")]
     struct Redis;
+    #[doc = include_str!("../../docs/attribute.md")]
+    struct Attribute;
 }

@@ -10,7 +10,12 @@
 //! outside and waits like anybody else.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use pin_project_lite::pin_project;
+use smallvec::SmallVec;
 
 use crate::claim::Mode;
 use crate::driver::Spot;
@@ -38,8 +43,8 @@ impl Frame {
         Frame { client, key, mode, spot, last_of_all: None, outer: None }
     }
 
-    pub(crate) fn among(mut self, last: &Key) -> Self {
-        self.last_of_all = Some(last.clone());
+    pub(crate) fn among(mut self, last: Option<&Key>) -> Self {
+        self.last_of_all = last.cloned();
         self
     }
 }
@@ -52,23 +57,43 @@ fn frames(innermost: &Option<Arc<Frame>>) -> impl Iterator<Item = &Arc<Frame>> {
     std::iter::successors(innermost.as_ref(), |frame| frame.outer.as_ref())
 }
 
-/// Runs a future inside a frame.
-pub(crate) fn inside<T>(frame: Frame, future: impl Future<Output = T>) -> impl Future<Output = T> {
-    inside_all([frame], future)
+pin_project! {
+    /// A future that runs inside frames.
+    #[must_use = "it does nothing unless it is polled"]
+    pub(crate) struct Inside<F> {
+        entry: Entry,
+        #[pin]
+        future: F,
+    }
 }
 
-/// Runs a future inside several frames, the last one innermost.
-pub(crate) fn inside_all<T>(
-    inner: impl IntoIterator<Item = Frame>,
-    future: impl Future<Output = T>,
-) -> impl Future<Output = T> {
-    let frame = inner
-        .into_iter()
-        .fold(innermost(), |outer, frame| Some(Arc::new(Frame { outer, ..frame })));
-    async move {
-        match frame {
-            Some(frame) => INNERMOST.scope(frame, future).await,
-            None => future.await,
+enum Entry {
+    /// Not polled yet: what it will be inside of is known when it is.
+    Before(SmallVec<[Frame; 1]>),
+    Inside(Option<Arc<Frame>>),
+}
+
+impl<F> Inside<F> {
+    /// Inside these, the last one innermost.
+    pub(crate) fn new(frames: impl IntoIterator<Item = Frame>, future: F) -> Self {
+        Inside { entry: Entry::Before(frames.into_iter().collect()), future }
+    }
+}
+
+impl<F: Future> Future for Inside<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        if let Entry::Before(frames) = this.entry {
+            let enter = |outer, frame| Some(Arc::new(Frame { outer, ..frame }));
+            *this.entry = Entry::Inside(frames.drain(..).fold(innermost(), enter));
+        }
+        match this.entry {
+            Entry::Inside(Some(frame)) => {
+                INNERMOST.sync_scope(frame.clone(), || this.future.poll(cx))
+            }
+            _ => this.future.poll(cx),
         }
     }
 }

@@ -116,24 +116,57 @@ pub fn is_locked(key: &Key) -> bool {
 /// [`Guard::run`](crate::Guard::run) or an annotated function, or in a process
 /// whose [`global`](crate::global) client holds it.
 ///
+/// Takes a template, as [`key!`](crate::key!) does, or anything that makes a key.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
 /// # let dlock = dlock_core::testing::client();
+/// use dlock_core::{assert_locked, key};
+///
 /// async fn save(id: u64) {
-///     dlock_core::assert_locked!(dlock_core::key!("order:{id}"));
+///     assert_locked!("order:{id}");
 /// }
 /// let id = 7;
-/// let guard = dlock.mutex(dlock_core::key!("order:{id}")).lock().await?;
+/// let guard = dlock.mutex(key!("order:{id}")).lock().await?;
 /// guard.run(save(id)).await?;
 /// # Ok(()) }
 /// ```
 #[macro_export]
 macro_rules! assert_locked {
+    ($template:literal $(,)?) => {
+        $crate::__assert_locked!($crate::__template!($template))
+    };
+    ($key:expr $(,)?) => {
+        $crate::__assert_locked!($key)
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __assert_locked {
     ($key:expr) => {
         match $crate::IntoKey::into_key($key) {
             Ok(key) if $crate::testing::is_locked(&key) => {}
             Ok(key) => panic!("not under a lock of `{}`", key.label()),
             Err(error) => panic!("{error}"),
         }
+    };
+}
+
+/// A literal as a key. Without the feature `macros` it is the key's text.
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __template {
+    ($template:literal) => {
+        $crate::key!($template)
+    };
+}
+#[cfg(not(feature = "macros"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __template {
+    ($template:literal) => {
+        $template
     };
 }

@@ -1,13 +1,21 @@
 //! The macros of `dlock-core`, which re-exports them: depend on that crate, not
 //! on this one.
 
+mod args;
+mod expand;
+mod function;
 mod paths;
 mod template;
+mod validate;
 
 use proc_macro::TokenStream;
+use quote::ToTokens as _;
 use syn::parse_macro_input;
 
+use crate::args::{Args, Faults};
+use crate::function::Function;
 use crate::template::Template;
+use crate::validate::{OPTIONS, Plan};
 
 /// Makes a `Key` from a template, escaping every value, so that no value can
 /// name another key.
@@ -57,4 +65,61 @@ use crate::template::Template;
 pub fn key(input: TokenStream) -> TokenStream {
     let template = parse_macro_input!(input as Template);
     template.expand(&paths::core()).into()
+}
+
+/// Runs an async function under a lock, or not at all.
+///
+/// ```
+/// use dlock_core::{Result, distributed_lock, testing};
+///
+/// #[distributed_lock(key = "order:{order_id}", ttl = "30s", wait = "2s")]
+/// async fn pay(order_id: u64, amount: u32) -> Result<String> {
+///     Ok(format!("{amount} for {order_id}"))
+/// }
+///
+/// #[distributed_lock(key = "job:{day}", wait = "0s", hold_at_least = "1h", on_error = |e| println!("not here: {e}"))]
+/// async fn report(day: &str) {}
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<()> { testing::scope(async {
+/// assert_eq!(pay(7, 100).await?, "100 for 7");
+/// report("monday").await;
+/// # Ok(()) }).await }
+/// ```
+///
+/// The body runs while the lock is held and stops at its next await when that is
+/// lost; what it was doing outside is then unknown, not failed. However it ends,
+/// the lock is released. Nested calls with the same key go through.
+///
+/// # Errors
+/// The function returns a `Result<T, E>` with `E: From<dlock_core::Error>`, or has
+/// an `on_error`. Busy, no answer, lost: each is an error, and never runs the body
+/// without the lock.
+///
+/// # Options
+/// `key` (a template or an expression) or `keys`; `client`; `ttl`, `wait`,
+/// `max_hold`, `hold_at_least` (`"150ms"`, `"30s"` or a `Duration`); `policy`;
+/// `mode`; `permits`, `of`; `fair`; `guard`; `when`; `on_busy`, `on_error`; `on_lost`;
+/// `name`; `crate`. Each has its example in `docs/attribute.md` of the repository.
+#[proc_macro_attribute]
+pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
+    let mut faults = Faults::default();
+    let args = Args::parse(args.into(), OPTIONS, &mut faults);
+    let function = match syn::parse::<Function>(item.clone()) {
+        Ok(function) => function,
+        Err(error) => {
+            // What rustc or an editor can make of it is theirs to see.
+            return item.into_iter().chain(TokenStream::from(error.to_compile_error())).collect();
+        }
+    };
+    let body = function.body(&mut faults);
+    let names = body.as_ref().map_or_else(|| function.arguments(), |body| body.names.clone());
+    let plan = Plan::new(args, &names, &mut faults);
+    match (body, plan) {
+        (Some(body), Some(plan)) => expand::function(&function, &body, &plan).into(),
+        _ => {
+            let mut tokens = faults.into_tokens();
+            function.to_tokens(&mut tokens);
+            tokens.into()
+        }
+    }
 }

@@ -11,7 +11,7 @@ use super::acquire::{Acquire, Admission};
 use crate::claim::{Holder, Mode, Token};
 use crate::client::Handle;
 use crate::clock::Moment;
-use crate::config::MAX_TTL;
+use crate::config::{MAX_TTL, Policy};
 use crate::engine::{Ask, Lane, Refusal, Wait};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::guard::{Guard, Hold, Permits};
@@ -85,6 +85,7 @@ pub(super) struct Options {
     ttl: Duration,
     wait: Option<Duration>,
     pub(super) max_hold: Option<Duration>,
+    hold_at_least: Option<Duration>,
     fair: bool,
     tags: Vec<(String, String)>,
 }
@@ -118,6 +119,22 @@ macro_rules! lock_options {
         /// The guard is lost after this time, however long its work takes.
         pub fn max_hold(mut self, max_hold: Duration) -> Self {
             self.options.set_max_hold(max_hold);
+            self
+        }
+
+        /// However soon and in whatever way the guard ends, the key stays taken until
+        /// this long after it was taken, on any machine: for jobs that must not run
+        /// again too soon. Needs an exclusive lock or permits, at most a day; of a
+        /// nested guard the outermost one decides.
+        pub fn hold_at_least(mut self, duration: Duration) -> Self {
+            self.options.set_hold_at_least(duration);
+            self
+        }
+
+        /// Takes ttl and wait from the client's configuration, as far as that has a
+        /// policy of this name: `policy.payments.ttl`, `policy.payments.wait`.
+        pub fn policy(mut self, name: &str) -> Self {
+            self.options.follow(self.handle.config.policy(name));
             self
         }
 
@@ -216,6 +233,7 @@ impl<G: Held> Lock<G> {
                 .on(key)
                 .saying(format!("the backend has no {}", mode_words(self.mode))));
         }
+        self.check_hold_at_least(key)?;
         let wait = match (attempt, until, self.options.wait) {
             (false, Some(until), _) => Wait::Until(until),
             (true, ..) | (_, _, Some(Duration::ZERO)) => Wait::Try,
@@ -240,7 +258,8 @@ impl<G: Held> Lock<G> {
         match Acquire::new(&self.handle, ask).await {
             Ok(Admission { spot, token, handed_over, waited, since }) => {
                 let handle = self.handle.clone();
-                let hold = Hold::new(handle, spot, key.clone(), self.mode, since, nested);
+                let hold = Hold::new(handle, spot, key.clone(), self.mode, since, nested)
+                    .keep_taken(self.options.hold_at_least);
                 let shown = (!self.mode.is_permits()).then_some(token);
                 self.handle.core.observer.tell(&Event::Acquired {
                     key,
@@ -257,6 +276,20 @@ impl<G: Held> Lock<G> {
             }
             Err(refusal) => self.refused(key, refusal),
         }
+    }
+
+    fn check_hold_at_least(&self, key: &Key) -> Result<()> {
+        let Some(duration) = self.options.hold_at_least else { return Ok(()) };
+        let (kind, fault) = if duration > MAX_TTL {
+            (ErrorKind::Invalid, "hold_at_least takes at most a day")
+        } else if self.mode == Mode::Shared {
+            (ErrorKind::Invalid, "hold_at_least needs an exclusive lock or permits")
+        } else if !self.handle.can_release_after() {
+            (ErrorKind::Unsupported, "the backend cannot keep a key taken; leave out hold_at_least")
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(kind, Operation::Acquire).on(key).saying(fault))
     }
 
     fn refused(&self, key: &Key, refusal: Refusal) -> Result<Result<G, Error>> {
@@ -334,6 +367,7 @@ impl Options {
             ttl: handle.config.ttl,
             wait: handle.config.wait,
             max_hold: None,
+            hold_at_least: None,
             fair: false,
             tags: Vec::new(),
         }
@@ -347,6 +381,13 @@ impl Options {
     }
     pub(super) fn set_max_hold(&mut self, max_hold: Duration) {
         self.max_hold = Some(max_hold);
+    }
+    pub(super) fn set_hold_at_least(&mut self, duration: Duration) {
+        self.hold_at_least = Some(duration).filter(|duration| !duration.is_zero());
+    }
+    pub(super) fn follow(&mut self, policy: Policy) {
+        self.ttl = policy.ttl.unwrap_or(self.ttl);
+        self.wait = policy.wait.unwrap_or(self.wait);
     }
     pub(super) fn set_fair(&mut self) {
         self.fair = true;

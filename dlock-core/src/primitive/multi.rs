@@ -13,9 +13,10 @@ use super::lock::{Lock, Options, lock_options};
 use crate::claim::{LossReason, Mode, Released, Token};
 use crate::client::Handle;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::guard::{Guard, State, Watch, run_under};
+use crate::guard::{Guard, State};
 use crate::key::Key;
-use crate::reentry;
+use crate::reentry::{self, Frame, Inside};
+use crate::running::{Run, Watch};
 
 /// Several keys, exclusively: [`Dlock::all_of`](crate::Dlock::all_of).
 ///
@@ -52,6 +53,13 @@ impl MultiLock {
     }
 
     lock_options!();
+
+    /// The name under which logs, errors and metrics show these locks, instead of
+    /// the keys' templates.
+    pub fn name(mut self, name: &'static str) -> Self {
+        self.keys = self.keys.map(|keys| keys.into_iter().map(|key| key.named(name)).collect());
+        self
+    }
 
     /// Takes all of the keys, within one wait.
     ///
@@ -173,11 +181,22 @@ impl MultiGuard {
     ///
     /// # Cancel safety
     /// Dropping it drops the future; the guard goes on.
-    pub async fn run<T>(&self, future: impl Future<Output = T>) -> Result<T> {
-        let Some(last) = self.guards.last().map(Guard::key) else { return Ok(future.await) };
-        let frames = self.guards.iter().map(|guard| guard.hold().frame().among(last));
-        let holds: Vec<_> = self.guards.iter().map(Guard::hold).collect();
-        run_under(&holds, reentry::inside_all(frames, future)).await
+    pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
+        Run::new(self.guards.iter().map(Guard::hold), self.frames(), future)
+    }
+
+    /// Runs a future to its end, also when one of them is lost meanwhile: see
+    /// [`Guard::run_to_end`].
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the future; the guard goes on.
+    pub fn run_to_end<F: Future>(&self, future: F) -> impl Future<Output = F::Output> {
+        Inside::new(self.frames(), future)
+    }
+
+    fn frames(&self) -> impl Iterator<Item = Frame> {
+        let last = self.guards.last().map(Guard::key);
+        self.guards.iter().map(move |guard| guard.hold().frame().among(last))
     }
 
     /// Releases all of them, even when one release fails. `AlreadyLost` if one

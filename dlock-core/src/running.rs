@@ -1,0 +1,117 @@
+//! Work under a lock: told when the lock is lost, or stopped by it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use pin_project_lite::pin_project;
+use smallvec::SmallVec;
+
+use crate::claim::LossReason;
+use crate::driver::Spot;
+use crate::engine::Standing;
+use crate::error::Result;
+use crate::guard::Hold;
+use crate::reentry::{Frame, Inside};
+
+/// Somebody who wants to know when a lock is lost, for as long as this lives.
+pub(crate) struct Watch<'a> {
+    hold: &'a Hold,
+    waker: Option<Waker>,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(hold: &'a Hold) -> Self {
+        Watch { hold, waker: None }
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
+        // Registered first, then looked: so a loss in between is seen.
+        if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            self.unregister();
+            self.waker = Some(cx.waker().clone());
+            let Spot { shard, ticket } = self.hold.spot();
+            self.hold.core().look(shard, |machine| {
+                if let Some(wakers) = machine.payload_mut(ticket) {
+                    wakers.push(cx.waker().clone());
+                }
+            });
+        }
+        self.look()
+    }
+
+    fn look(&self) -> Poll<LossReason> {
+        match self.hold.standing() {
+            Standing::Lost(reason) => Poll::Ready(reason),
+            Standing::Held { .. } => Poll::Pending,
+        }
+    }
+
+    fn unregister(&mut self) {
+        let Some(waker) = self.waker.take() else { return };
+        let Spot { shard, ticket } = self.hold.spot();
+        let removed = self.hold.core().look(shard, |machine| {
+            let wakers = machine.payload_mut(ticket)?;
+            // Any one that wakes the same task will do: each watch added one.
+            let place = wakers.iter().position(|other| other.will_wake(&waker))?;
+            Some(wakers.swap_remove(place))
+        });
+        drop(removed); // here, where no lock is held
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.unregister();
+    }
+}
+
+pin_project! {
+    /// Runs a future for as long as all of some locks are held, inside their frames.
+    #[must_use = "it does nothing unless it is polled"]
+    pub(crate) struct Run<'a, F> {
+        watches: SmallVec<[Watch<'a>; 1]>,
+        began: bool,
+        #[pin]
+        work: Inside<F>,
+    }
+}
+
+impl<'a, F> Run<'a, F> {
+    pub(crate) fn new(
+        holds: impl IntoIterator<Item = &'a Hold>,
+        frames: impl IntoIterator<Item = Frame>,
+        future: F,
+    ) -> Self {
+        let watches = holds.into_iter().map(Watch::new).collect();
+        Run { watches, began: false, work: Inside::new(frames, future) }
+    }
+}
+
+impl<F: Future> Future for Run<'_, F> {
+    type Output = Result<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let began = std::mem::replace(this.began, true);
+        for watch in this.watches.iter_mut() {
+            let lost = if began { watch.poll(cx) } else { watch.look() };
+            if let Poll::Ready(reason) = lost {
+                return Poll::Ready(Err(watch.hold.lost_error(&reason)));
+            }
+        }
+        if let Poll::Ready(value) = this.work.poll(cx) {
+            return Poll::Ready(Ok(value));
+        }
+        if began {
+            return Poll::Pending;
+        }
+        // Work that ends at its first poll, as much does, registers nothing.
+        for watch in this.watches.iter_mut() {
+            if let Poll::Ready(reason) = watch.poll(cx) {
+                return Poll::Ready(Err(watch.hold.lost_error(&reason)));
+            }
+        }
+        Poll::Pending
+    }
+}

@@ -1,0 +1,10 @@
+use dlock_core::distributed_lock;
+
+#[distributed_lock(key = "order:{order_id}")]
+const fn pay(order_id: u64) -> u64 {
+    order_id
+}
+
+fn main() {
+    let _ = pay(7);
+}

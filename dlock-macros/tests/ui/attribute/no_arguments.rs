@@ -1,0 +1,10 @@
+use dlock_core::{Result, distributed_lock};
+
+#[distributed_lock(key = "order:{order_id}")]
+async fn pay() -> Result<()> {
+    Ok(())
+}
+
+fn main() {
+    let _ = pay();
+}

@@ -1,0 +1,8 @@
+use dlock_core::{Result, distributed_lock};
+
+trait Pay {
+    #[distributed_lock(key = "order:{order_id}")]
+    async fn pay(&self, order_id: u64) -> Result<()>;
+}
+
+fn main() {}

@@ -1,0 +1,13 @@
+use dlock_core::{Result, distributed_lock};
+
+#[distributed_lock(key = "order:{order_id}")]
+async fn pay(order_id: u64) -> Result<u64> {
+    if order_id == 0 {
+        return Ok("none");
+    }
+    Ok(order_id)
+}
+
+fn main() {
+    let _ = pay(7);
+}

@@ -1,0 +1,57 @@
+//! The key of an annotated function.
+
+use std::fmt;
+
+use dlock_core::{Dlock, ErrorKind, Result, distributed_lock, key, testing};
+
+#[distributed_lock(key = "a:{value}:b:{{x}}:{n:05}", client = dlock, guard = lock)]
+async fn locked(dlock: &Dlock, value: &str, n: u32) -> Result<String> {
+    let (text, by_hand) = (lock.key().as_str().to_owned(), key!("a:{value}:b:{{x}}:{n:05}")?);
+    assert_eq!(text, by_hand.as_str());
+    assert_eq!(lock.key().label(), "a:{value}:b:{{x}}:{n:05}");
+    Ok(text)
+}
+
+#[tokio::test]
+async fn every_value_is_escaped() {
+    let dlock = testing::client();
+    for (value, escaped) in [
+        ("7", "7"),
+        (":", "%3A"),
+        ("{}", "%7B%7D"),
+        ("%", "%25"),
+        ("a\0b", "a%00b"),
+        ("a\nb", "a%0Ab"),
+        ("🎉", "🎉"),
+        ("", ""),
+    ] {
+        let text = locked(&dlock, value, 42).await.unwrap();
+        assert_eq!(text, format!("a:{escaped}:b:{{x}}:00042"));
+    }
+    let error = locked(&dlock, &"x".repeat(10 * 1024), 42).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(!error.to_string().contains("xxx"), "{error}");
+    assert!(error.to_string().contains("a:{value}"), "{error}");
+}
+
+/// Counts how often it is shown, and can be neither cloned nor copied.
+struct Id<'a>(&'a std::cell::Cell<u32>);
+
+impl fmt::Display for Id<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.set(self.0.get() + 1);
+        f.write_str("id")
+    }
+}
+
+#[distributed_lock(key = "id:{id}", client = dlock)]
+async fn consumes(dlock: &Dlock, id: Id<'_>) -> Result<u32> {
+    let Id(shown) = id; // moved: the key does not borrow it any more
+    Ok(shown.get())
+}
+
+#[tokio::test]
+async fn values_are_borrowed_and_shown_once() {
+    let shown = std::cell::Cell::new(0);
+    assert_eq!(consumes(&testing::client(), Id(&shown)).await.unwrap(), 1);
+}

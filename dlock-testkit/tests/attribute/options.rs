@@ -1,0 +1,537 @@
+//! Every option.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dlock_core::{
+    Dlock, Error, ErrorKind, Event, Guard, Key, Mode, MultiGuard, Permits, Result,
+    distributed_lock, global, key, testing,
+};
+use dlock_testkit::History;
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
+
+use crate::world::{LONG, until};
+use crate::{World, on_both};
+
+on_both!(
+    one_at_a_time,
+    a_key_by_expression,
+    several_keys,
+    keys_by_expression,
+    ttl,
+    wait,
+    max_hold,
+    hold_at_least,
+    hold_at_least_of_permits_and_several_keys,
+    shared,
+    permits,
+    fair,
+    when,
+    on_busy_and_on_error,
+    policy,
+);
+
+// -- key -------------------------------------------------------------------
+
+#[distributed_lock(key = "order:{id}", client = dlock, guard = lock)]
+async fn enter(dlock: Dlock, id: u64, history: Arc<History>) -> Result<()> {
+    let stay = history.enter(lock);
+    tokio::task::yield_now().await;
+    drop(stay);
+    Ok(())
+}
+
+async fn one_at_a_time(world: World) {
+    let histories = [Arc::new(History::default()), Arc::new(History::default())];
+    let mut tasks = JoinSet::new();
+    for round in 0..60 {
+        let dlock = if round % 3 == 0 { world.other.clone() } else { world.dlock.clone() };
+        let id = round % 2;
+        tasks.spawn(enter(dlock, id, histories[id as usize].clone()));
+    }
+    for done in tasks.join_all().await {
+        done.expect("the lock");
+    }
+    for history in &histories {
+        history.assert_clean();
+        assert_eq!(history.entries(), 30);
+    }
+    world.assert_free("order:0").await;
+    world.assert_free("order:1").await;
+}
+
+struct Order {
+    id: u64,
+}
+
+impl Order {
+    fn key(&self) -> Result<Key> {
+        key!("order:{self.id}")
+    }
+}
+
+#[distributed_lock(key = order.key(), client = dlock, guard = lock)]
+async fn by_method(dlock: &Dlock, order: Order) -> Result<Key> {
+    Ok(lock.key().clone())
+}
+
+#[distributed_lock(key = Key::new("plain"), client = dlock, guard = lock)]
+async fn by_constructor(dlock: &Dlock) -> Result<Key> {
+    Ok(lock.key().clone())
+}
+
+#[distributed_lock(key = key, client = dlock, guard = lock)]
+async fn by_argument(dlock: &Dlock, key: &Key) -> Result<Key> {
+    Ok(lock.key().clone())
+}
+
+async fn a_key_by_expression(world: World) {
+    let dlock = &world.dlock;
+    assert_eq!(by_method(dlock, Order { id: 7 }).await.unwrap().as_str(), "order:7");
+    assert_eq!(by_constructor(dlock).await.unwrap().as_str(), "plain");
+    let key = Key::new("given").unwrap();
+    assert_eq!(by_argument(dlock, &key).await.unwrap(), key);
+}
+
+// -- keys ------------------------------------------------------------------
+
+#[distributed_lock(keys = ["account:{from}", "account:{to}"], client = dlock, guard = both)]
+async fn transfer(dlock: Dlock, from: u32, to: u32, inside: Arc<[AtomicU32; 3]>) -> Result<usize> {
+    let accounts = [from, to].map(|account| &inside[account as usize]);
+    for account in accounts {
+        assert_eq!(account.fetch_add(1, Ordering::SeqCst), 0, "alone on each account");
+    }
+    tokio::task::yield_now().await;
+    for account in accounts {
+        account.fetch_sub(1, Ordering::SeqCst);
+    }
+    let both: &MultiGuard = both;
+    let (first, second) = (key!("account:{from}")?, key!("account:{to}")?);
+    assert!(both.token(&first).is_some() && both.token(&second).is_some());
+    Ok(both.tokens().count())
+}
+
+async fn several_keys(world: World) {
+    let inside = Arc::new([const { AtomicU32::new(0) }; 3]);
+    let mut tasks = JoinSet::new();
+    for round in 0..30 {
+        let dlock = if round % 2 == 0 { world.other.clone() } else { world.dlock.clone() };
+        let (from, to) = [(0, 1), (1, 0), (1, 2), (2, 0), (2, 1), (0, 2)][round % 6];
+        tasks.spawn(transfer(dlock, from, to, inside.clone()));
+    }
+    let all = tokio::time::timeout(LONG, tasks.join_all()).await.expect("no deadlock");
+    assert!(all.into_iter().all(|tokens| tokens.unwrap() == 2));
+    world.assert_free("account:1").await;
+}
+
+#[distributed_lock(keys = ids.iter().map(|id| key!("item:{id}")), client = dlock, guard = all)]
+async fn pack(dlock: &Dlock, ids: Vec<u32>) -> Result<(usize, usize)> {
+    Ok((ids.len(), all.tokens().count()))
+}
+
+async fn keys_by_expression(world: World) {
+    assert_eq!(pack(&world.dlock, vec![3, 1, 2, 3]).await.unwrap(), (4, 3));
+    assert_eq!(pack(&world.dlock, vec![]).await.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+// -- durations ---------------------------------------------------------------
+
+#[distributed_lock(key = "ttl", ttl = "1500ms", client = dlock, guard = lock)]
+async fn short_lived(dlock: &Dlock) -> Result<Duration> {
+    Ok(lock.valid_for())
+}
+
+#[distributed_lock(key = "ttl", ttl = ttl, client = dlock, guard = lock)]
+async fn lived(dlock: &Dlock, ttl: Duration) -> Result<Duration> {
+    Ok(lock.valid_for())
+}
+
+async fn ttl(world: World) {
+    let within = |valid: Duration, ttl: u64| {
+        assert!(valid > Duration::ZERO && valid <= Duration::from_millis(ttl), "{valid:?}");
+    };
+    within(short_lived(&world.dlock).await.unwrap(), 1_500);
+    within(lived(&world.dlock, Duration::from_millis(2_500)).await.unwrap(), 2_500);
+    let error = lived(&world.dlock, Duration::ZERO).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[distributed_lock(key = "wait", wait = "0s", client = dlock)]
+async fn try_once(dlock: &Dlock) -> Result<()> {
+    Ok(())
+}
+
+#[distributed_lock(key = "wait", wait = Duration::from_millis(150), client = dlock)]
+async fn try_shortly(dlock: &Dlock) -> Result<()> {
+    Ok(())
+}
+
+#[distributed_lock(key = "wait", wait = "unlimited", client = dlock)]
+async fn try_for_ever(dlock: &Dlock) -> Result<()> {
+    Ok(())
+}
+
+async fn wait(world: World) {
+    let busy = world.busy("wait").await;
+    let began = tokio::time::Instant::now();
+    assert_eq!(try_once(&world.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(try_shortly(&world.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    let waited = began.elapsed();
+    assert!(waited >= Duration::from_millis(150) && waited < LONG, "{waited:?}");
+    let dlock = world.dlock.clone();
+    let waiting = tokio::spawn(async move { try_for_ever(&dlock).await });
+    until(async || !world.dlock.local_state().waiting.is_empty()).await;
+    drop(busy);
+    waiting.await.unwrap().unwrap();
+    try_shortly(&world.dlock).await.unwrap();
+}
+
+#[distributed_lock(key = "max_hold", max_hold = "100ms", client = dlock)]
+async fn overlong(dlock: &Dlock) -> Result<()> {
+    std::future::pending().await
+}
+
+async fn max_hold(world: World) {
+    let error = overlong(&world.dlock).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    world.assert_free("max_hold").await;
+}
+
+#[distributed_lock(key = "job:{how}", wait = "0s", hold_at_least = "1h", client = dlock)]
+async fn job(dlock: &Dlock, how: &str) -> Result<()> {
+    match how {
+        "fails" => Err(Error::new(ErrorKind::Invalid, dlock_core::Operation::Hold)),
+        "panics" => panic!("as the test wants it"),
+        "stays" => std::future::pending().await,
+        _ => Ok(()),
+    }
+}
+
+async fn hold_at_least(world: World) {
+    let World { dlock, other, .. } = &world;
+    job(dlock, "ends").await.unwrap();
+    job(dlock, "fails").await.unwrap_err();
+    let panicking = tokio::spawn({
+        let dlock = dlock.clone();
+        async move { job(&dlock, "panics").await }
+    });
+    assert!(panicking.await.unwrap_err().is_panic());
+    let cancelled = tokio::spawn({
+        let dlock = dlock.clone();
+        async move { job(&dlock, "stays").await }
+    });
+    until(async || !dlock.local_state().held.is_empty()).await;
+    cancelled.abort();
+    assert!(cancelled.await.unwrap_err().is_cancelled());
+    for how in ["ends", "fails", "panics", "stays"] {
+        // The release is on its way; once it has arrived, the key stays taken.
+        let key = key!("job:{how}").unwrap();
+        until(async || {
+            let holders = other.inspect(&key).await.unwrap().holders;
+            holders.iter().any(|holder| holder.expires_in > Duration::from_secs(60))
+        })
+        .await;
+        for client in [dlock, other] {
+            assert_eq!(job(client, how).await.unwrap_err().kind(), ErrorKind::TimedOut, "{how}");
+        }
+    }
+    assert!(dlock.local_state().held.is_empty());
+}
+
+#[distributed_lock(key = "slots", of = 2, wait = "0s", hold_at_least = "1h", client = dlock)]
+async fn slot(dlock: &Dlock) -> Result<()> {
+    Ok(())
+}
+
+#[distributed_lock(keys = ["left", "right"], wait = "0s", hold_at_least = "1h", client = dlock)]
+async fn sides(dlock: &Dlock) -> Result<()> {
+    Ok(())
+}
+
+async fn hold_at_least_of_permits_and_several_keys(world: World) {
+    slot(&world.dlock).await.unwrap();
+    slot(&world.other).await.unwrap();
+    assert_eq!(slot(&world.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    sides(&world.dlock).await.unwrap();
+    for side in ["left", "right"] {
+        until(async || {
+            let holders = world.other.inspect(side).await.unwrap().holders;
+            holders.iter().any(|holder| holder.expires_in > Duration::from_secs(60))
+        })
+        .await;
+    }
+    assert_eq!(sides(&world.other).await.unwrap_err().kind(), ErrorKind::TimedOut);
+}
+
+// -- mode, permits, fair -----------------------------------------------------
+
+#[distributed_lock(key = "prices", mode = "shared", client = dlock, guard = lock)]
+async fn read(dlock: Dlock, together: Arc<Barrier>) -> Result<Mode> {
+    together.wait().await; // ends when two are inside
+    Ok(lock.mode())
+}
+
+#[distributed_lock(key = "prices", mode = "exclusive", wait = "0s", client = dlock, guard = lock)]
+async fn write(dlock: &Dlock) -> Result<Mode> {
+    Ok(lock.mode())
+}
+
+async fn shared(world: World) {
+    let together = Arc::new(Barrier::new(3));
+    let readers = [&world.dlock, &world.other]
+        .map(|dlock| tokio::spawn(read(dlock.clone(), together.clone())));
+    until(async || world.other.inspect("prices").await.unwrap().holders.len() == 2).await;
+    assert_eq!(write(&world.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    together.wait().await;
+    for reader in readers {
+        assert_eq!(reader.await.unwrap().unwrap(), Mode::Shared);
+    }
+    world.assert_free("prices").await;
+    assert_eq!(write(&world.dlock).await.unwrap(), Mode::Exclusive);
+}
+
+#[distributed_lock(key = "exports", permits = wanted, of = 3, client = dlock, guard = permits)]
+async fn export(dlock: Dlock, wanted: u32, inside: Arc<AtomicU32>) -> Result<u32> {
+    let permits: &Permits = permits;
+    let others = inside.fetch_add(wanted, Ordering::SeqCst);
+    assert!(others + wanted <= 3, "{others} were inside");
+    tokio::task::yield_now().await;
+    inside.fetch_sub(wanted, Ordering::SeqCst);
+    Ok(permits.count())
+}
+
+async fn permits(world: World) {
+    let inside = Arc::new(AtomicU32::new(0));
+    let mut tasks = JoinSet::new();
+    for round in 0..30 {
+        let dlock = if round % 2 == 0 { world.other.clone() } else { world.dlock.clone() };
+        tasks.spawn(export(dlock, 1 + round % 3, inside.clone()));
+    }
+    let counts: u32 = tasks.join_all().await.into_iter().map(|count| count.unwrap()).sum();
+    assert_eq!(counts, 60);
+    let error = export(world.dlock.clone(), 4, inside).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[distributed_lock(key = "fair", fair, client = dlock)]
+async fn queue_up(dlock: Dlock, number: u32, order: Arc<Mutex<Vec<u32>>>) -> Result<()> {
+    order.lock().unwrap().push(number);
+    Ok(())
+}
+
+async fn fair(world: World) {
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let busy = world.busy("fair").await;
+    let mut tasks = Vec::new();
+    for number in 0..6 {
+        let dlock = if number % 2 == 0 { &world.other } else { &world.dlock };
+        tasks.push(tokio::spawn(queue_up(dlock.clone(), number, order.clone())));
+        let waiters = number as usize + 1;
+        until(async || world.other.inspect("fair").await.unwrap().waiters.len() == waiters).await;
+    }
+    drop(busy);
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
+}
+
+// -- guard, when, handlers -----------------------------------------------------
+
+#[distributed_lock(
+    key = "when", when = amount > 10, wait = "0s", client = dlock, guard = lock,
+)]
+async fn big(dlock: &Dlock, amount: u32) -> Result<bool> {
+    let lock: Option<&Guard> = lock;
+    Ok(lock.is_some())
+}
+
+#[distributed_lock(key = "when", when = amount > 10, wait = "0s", client = dlock, on_lost = "finish")]
+async fn big_to_the_end(dlock: &Dlock, amount: u32) -> Result<u32> {
+    Ok(amount)
+}
+
+async fn when(world: World) {
+    assert!(big(&world.dlock, 11).await.unwrap());
+    let busy = world.busy("when").await;
+    assert!(!big(&world.dlock, 10).await.unwrap());
+    assert_eq!(big(&world.dlock, 11).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(big_to_the_end(&world.dlock, 10).await.unwrap(), 10);
+    big_to_the_end(&world.dlock, 11).await.unwrap_err();
+    drop(busy);
+}
+
+fn words(error: Error) -> String {
+    format!("{:?}", error.kind())
+}
+
+#[distributed_lock(
+    key = "handlers", wait = "0s", client = dlock,
+    on_busy = |busy| format!("{name} is busy: {:?}", busy.kind()), on_error = words,
+)]
+async fn both_handlers(dlock: &Dlock, name: String) -> String {
+    std::future::ready(name).await
+}
+
+#[distributed_lock(key = "handlers", wait = "0s", client = dlock, on_error = |error| error.kind().is_busy())]
+async fn one_handler(dlock: &Dlock) -> bool {
+    std::future::pending().await
+}
+
+#[distributed_lock(key = "handlers", wait = "0s", client = dlock, on_error = |error| {
+    assert!(error.kind().is_busy(), "{error}");
+})]
+async fn nothing_to_return(dlock: &Dlock, ran: &AtomicU32) {
+    ran.fetch_add(1, Ordering::SeqCst);
+}
+
+async fn on_busy_and_on_error(mut world: World) {
+    let dlock = world.dlock.clone();
+    let ran = AtomicU32::new(0);
+    assert_eq!(both_handlers(&dlock, "x".into()).await, "x");
+    nothing_to_return(&dlock, &ran).await;
+    assert_eq!(ran.load(Ordering::SeqCst), 1);
+
+    let busy = world.busy("handlers").await;
+    assert_eq!(both_handlers(&dlock, "x".into()).await, "x is busy: TimedOut");
+    assert!(one_handler(&dlock).await, "busy is an error where there is no on_busy");
+    nothing_to_return(&dlock, &ran).await;
+    assert_eq!(ran.load(Ordering::SeqCst), 1, "the body did not run");
+    drop(busy);
+    world.assert_free("handlers").await;
+
+    let running = tokio::spawn({
+        let dlock = dlock.clone();
+        async move { one_handler(&dlock).await }
+    });
+    until(async || !dlock.local_state().held.is_empty()).await;
+    world.break_lock("handlers").await;
+    assert!(!running.await.unwrap(), "lost is told to on_error");
+
+    world.end_backend();
+    let said = both_handlers(&dlock, "x".into()).await;
+    assert!(said == "Unavailable" || said == "Unknown", "{said}");
+}
+
+// -- policy, name, client, crate -------------------------------------------------
+
+#[distributed_lock(key = "p", ttl = "7s", wait = "20s", policy = "payments", client = dlock, guard = lock)]
+async fn tuned(dlock: &Dlock) -> Result<Duration> {
+    Ok(lock.valid_for())
+}
+
+async fn policy(world: World) {
+    assert!(tuned(&world.dlock).await.unwrap() > Duration::from_secs(5), "as the code says");
+    // The operators' say, without a new build.
+    let operated = world.client("policy.payments.ttl=2s&policy.payments.wait=0s", |it| it);
+    assert!(tuned(&operated).await.unwrap() <= Duration::from_secs(2));
+    let busy = world.busy("p").await;
+    assert_eq!(tuned(&operated).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    drop(busy);
+}
+
+#[distributed_lock(key = "user:{email}", client = dlock)]
+async fn unnamed(dlock: &Dlock, email: &str) -> Result<()> {
+    Ok(())
+}
+
+#[distributed_lock(key = "user:{email}", name = "sign-up", client = dlock)]
+async fn named(dlock: &Dlock, email: &str) -> Result<()> {
+    Ok(())
+}
+
+#[distributed_lock(keys = ["user:{email}", "mail:{email}"], name = "both", client = dlock)]
+async fn both_named(dlock: &Dlock, email: &str) -> Result<()> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn name() {
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let client = World::memory().client("", |builder| {
+        let seen = seen.clone();
+        builder.on_event(move |event| {
+            if let Event::Acquired { key, .. } = event {
+                seen.lock().unwrap().push(key.label().to_owned());
+            }
+        })
+    });
+    unnamed(&client, "a@example.org").await.unwrap();
+    named(&client, "a@example.org").await.unwrap();
+    both_named(&client, "a@example.org").await.unwrap();
+    assert_eq!(*seen.lock().unwrap(), ["user:{email}", "sign-up", "both", "both"]);
+}
+
+#[distributed_lock(key = "default", wait = "0s")]
+async fn by_default() -> Result<()> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_client_is_the_scoped_one_else_none() {
+    let error = by_default().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoClient);
+    assert!(error.to_string().contains("dlock::init"), "{error}");
+    testing::scope(async {
+        by_default().await.unwrap();
+        let busy = testing::force_busy("default").await.unwrap();
+        assert_eq!(by_default().await.unwrap_err().kind(), ErrorKind::TimedOut);
+        drop(busy);
+        assert!(global().is_ok());
+    })
+    .await;
+}
+
+struct Holder<C> {
+    client: C,
+}
+
+impl Holder<Arc<Dlock>> {
+    #[distributed_lock(key = "c", client = self.client)]
+    async fn shared(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Holder<Dlock> {
+    #[distributed_lock(key = "c", client = &self.client)]
+    async fn borrowed(&self) -> Result<()> {
+        Ok(())
+    }
+
+    #[distributed_lock(key = "c", client = self.made().await)]
+    async fn computed(&self) -> Result<()> {
+        Ok(())
+    }
+
+    async fn made(&self) -> Dlock {
+        self.client.clone()
+    }
+}
+
+mod facade {
+    pub(crate) use ::dlock_core as dlock;
+}
+
+#[distributed_lock(crate = facade::dlock, key = "c{n}", client = client)]
+async fn by_path(client: &Dlock, n: u32) -> Result<()> {
+    Ok(())
+}
+
+#[distributed_lock(crate = "crate::options::facade::dlock", key = "c{n}", client = client)]
+async fn by_text(client: &Dlock, n: u32) -> Result<()> {
+    Ok(())
+}
+
+#[tokio::test]
+async fn whatever_gives_a_client() {
+    let dlock = testing::client();
+    by_path(&dlock, 1).await.unwrap();
+    by_text(&dlock, 1).await.unwrap();
+    let holder = Holder { client: dlock.clone() };
+    holder.borrowed().await.unwrap();
+    holder.computed().await.unwrap();
+    Holder { client: Arc::new(dlock) }.shared().await.unwrap();
+}

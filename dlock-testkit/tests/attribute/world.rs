@@ -1,0 +1,104 @@
+//! A store with two clients.
+
+use std::future::Future;
+use std::time::Duration;
+
+use dlock_core::backend::memory::Memory;
+use dlock_core::{Builder, Dlock, Guard, IntoKey};
+use dlock_testkit::redis::RedisServer;
+use dlock_testkit::{Faulty, Switch, Weather};
+
+/// Longer than anything takes here; who waits for it waits for something that
+/// does not come.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+pub(crate) struct World {
+    /// The client of the code under test.
+    pub(crate) dlock: Dlock,
+    /// Another process, so to say.
+    pub(crate) other: Dlock,
+    store: Store,
+}
+
+enum Store {
+    Memory(Memory, Switch),
+    Redis(RedisServer),
+}
+
+/// What every client of these tests has, whatever its backend.
+fn configured(builder: Builder) -> Builder {
+    builder.ttl(Duration::from_secs(9)).wait(LONG).call_timeout(Duration::from_secs(5))
+}
+
+fn connected(builder: Builder) -> Dlock {
+    builder.connect_lazy().expect("a client")
+}
+
+impl World {
+    pub(crate) fn memory() -> Self {
+        let store = Memory::new();
+        let (backend, switch) = Faulty::new(store.another());
+        World {
+            dlock: connected(configured(Dlock::builder().backend(backend))),
+            other: connected(configured(Dlock::builder().backend(store.another()))),
+            store: Store::Memory(store, switch),
+        }
+    }
+
+    pub(crate) fn redis() -> Option<Self> {
+        let server = RedisServer::start()?;
+        let client = || connected(configured(Dlock::builder().url(&server.url())));
+        Some(World { dlock: client(), other: client(), store: Store::Redis(server) })
+    }
+
+    /// One more client, with these options as in the query of a URL, and more.
+    pub(crate) fn client(&self, query: &str, more: impl FnOnce(Builder) -> Builder) -> Dlock {
+        let builder = configured(Dlock::builder());
+        let builder = match &self.store {
+            Store::Memory(store, _) => {
+                builder.url(&format!("memory://?{query}")).backend(store.another())
+            }
+            Store::Redis(server) => builder.url(&format!("{}?{query}", server.url())),
+        };
+        connected(more(builder))
+    }
+
+    /// Nobody answers any more.
+    pub(crate) fn end_backend(&mut self) {
+        match &mut self.store {
+            Store::Memory(_, switch) => switch.set(Weather::Unreachable),
+            Store::Redis(server) => server.kill(),
+        }
+    }
+
+    /// Somebody else holds the key.
+    pub(crate) async fn busy(&self, key: &str) -> Guard {
+        self.other.mutex(key).lock().await.expect("somebody else's lock")
+    }
+
+    /// Somebody else breaks the lock.
+    pub(crate) async fn break_lock(&self, key: impl IntoKey) {
+        let broken = self.other.break_lock(key).await.expect("the backend answers");
+        assert!(broken > 0, "nobody held it");
+    }
+
+    /// Nothing is left: another process gets the key at once, so to say, and this
+    /// one neither holds nor waits for anything.
+    pub(crate) async fn assert_free(&self, key: &str) {
+        let taken = tokio::time::timeout(LONG, self.other.mutex(key).lock()).await;
+        let taken = taken.expect("the key becomes free").expect("the backend answers");
+        let _ = taken.release().await.expect("the backend answers");
+        let state = self.dlock.local_state();
+        assert!(state.held.is_empty() && state.waiting.is_empty(), "{state:?}");
+    }
+}
+
+/// Waits until it is so.
+pub(crate) async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
+    let waiting = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(LONG, waiting).await.expect("it comes to be");
+}
