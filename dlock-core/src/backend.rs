@@ -142,6 +142,12 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Whether the backend answers.
     fn ping(&self) -> Call<'_, Result<()>>;
+
+    /// Itself, for crates built beside the lock that know this backend.
+    #[doc(hidden)]
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        None
+    }
 }
 
 /// A place in a listing; start with the default.

@@ -9,6 +9,7 @@ use std::time::Duration;
 #[cfg(feature = "redis")]
 use crate::backend::redis::{Credentials, Given, Provider, Redis};
 use crate::backend::{Backend, Capabilities, Cursor, KeyState, Page};
+use crate::beside::{Beside, Extensions};
 use crate::claim::{Holder, Mode};
 use crate::config::Config;
 use crate::driver::Core;
@@ -36,6 +37,7 @@ pub(crate) struct Handle {
     pub(crate) config: Config,
     pub(crate) holder: Arc<Holder>,
     capabilities: Capabilities,
+    extensions: Extensions,
 }
 
 impl Handle {
@@ -205,6 +207,18 @@ impl Dlock {
     /// What the backend can do.
     pub fn capabilities(&self) -> Capabilities {
         self.handle.capabilities
+    }
+
+    /// The client, for crates built beside the lock.
+    #[doc(hidden)]
+    pub fn beside(&self) -> Beside {
+        Beside::new(&self.handle)
+    }
+
+    /// What crates built beside the lock keep for as long as this client lives.
+    #[doc(hidden)]
+    pub fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
+        self.handle.extensions.get()
     }
 
     /// The name that operators see.
@@ -551,7 +565,9 @@ impl Builder {
             observer,
             self.planted,
         )?;
-        Ok(Dlock { handle: Arc::new(Handle { core, config, holder, capabilities }) })
+        let extensions = Extensions::default();
+        let handle = Handle { core, config, holder, capabilities, extensions };
+        Ok(Dlock { handle: Arc::new(handle) })
     }
 }
 

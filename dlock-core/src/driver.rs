@@ -272,6 +272,18 @@ impl Core {
         }
     }
 
+    /// Runs a future on the driver's thread.
+    pub(crate) fn spawn(&self, job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        let sent = self.calls.as_ref().map(|calls| calls.send(Order::Job(Box::pin(job))));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) | None => {
+                Err(Error::new(ErrorKind::Unavailable, Operation::Connect)
+                    .saying("there is no driver, or it has ended"))
+            }
+        }
+    }
+
     /// Whether the backend answers.
     pub(crate) async fn ping(&self) -> Result<()> {
         let backend = self.backend.clone();

@@ -98,6 +98,8 @@ pub enum Operation {
     List,
     /// Breaking somebody's lock.
     Break,
+    /// Counting stock, beside the locks.
+    Stock,
 }
 
 impl Operation {
@@ -112,6 +114,7 @@ impl Operation {
             Operation::Inspect => "inspect",
             Operation::List => "list",
             Operation::Break => "break",
+            Operation::Stock => "stock",
         }
     }
 }

@@ -96,6 +96,16 @@ impl Key {
         self
     }
 
+    /// A part of this key: its text, a colon and the name of the part, shown as
+    /// this key is.
+    ///
+    /// # Errors
+    /// As [`Key::new`].
+    #[doc(hidden)]
+    pub fn part(&self, name: &str) -> Result<Self, Error> {
+        Self::checked(&format!("{}:{name}", self.0.text), self.0.template)
+    }
+
     /// The template or, for a key made from a text, an empty string.
     #[cfg(feature = "metrics")]
     pub(crate) fn template(&self) -> &'static str {

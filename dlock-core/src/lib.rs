@@ -34,6 +34,8 @@
 extern crate self as dlock_core;
 
 pub mod backend;
+#[doc(hidden)]
+pub mod beside;
 mod claim;
 mod client;
 mod clock;

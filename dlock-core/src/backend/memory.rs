@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use self::queue::{Queue, Sent};
 use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
+use crate::beside::Extensions;
 use crate::claim::{Attempt, Claim, Holder, Release, Released, Renewed};
 use crate::clock::{Clock, Moment};
 use crate::error::Result;
@@ -35,6 +36,7 @@ struct Store {
     queue: Mutex<Queue>,
     listeners: Mutex<HashMap<u64, Weak<dyn Listener>>>,
     clock: Clock,
+    extensions: Extensions,
 }
 
 impl std::fmt::Debug for Store {
@@ -62,6 +64,11 @@ impl Memory {
     /// The same store, for another client.
     pub fn another(&self) -> Self {
         Memory { store: self.store.clone(), client: OnceLock::new() }
+    }
+
+    /// What crates beside the lock keep for all clients of the store.
+    pub(crate) fn extensions(&self) -> &Extensions {
+        &self.store.extensions
     }
 
     /// Runs one operation on the queue and delivers the notices it makes.
@@ -103,6 +110,7 @@ impl Store {
             queue: Mutex::new(Queue::new(epoch, Planted::default())),
             listeners: Mutex::default(),
             clock,
+            extensions: Extensions::default(),
         }
     }
 }
@@ -145,5 +153,9 @@ impl Backend for Memory {
 
     fn ping(&self) -> Call<'_, Result<()>> {
         Call::answered(Ok(()))
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
     }
 }

@@ -11,6 +11,8 @@
 //! rises nevertheless, so a [`Fence`](crate::Fence) still rejects the older holder.
 
 mod address;
+#[doc(hidden)]
+pub mod beside;
 mod combine;
 mod connection;
 mod faults;
@@ -264,6 +266,10 @@ impl Backend for Redis {
         Call::new(async move {
             self.link.command(Operation::Connect, &redis::cmd("PING")).await.map(drop)
         })
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
     }
 }
 

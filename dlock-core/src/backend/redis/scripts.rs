@@ -38,7 +38,7 @@ pub(super) struct Code {
 }
 
 impl Code {
-    fn new(text: &'static str) -> Self {
+    pub(super) fn new(text: &'static str) -> Self {
         Code { text, digest: Script::new(text).get_hash().to_owned() }
     }
 

@@ -1,0 +1,114 @@
+//! What can go wrong with stock, and what to do about it.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::store::Id;
+
+/// A result whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call on a sale failed. What a sale *answers* (sold out, not started) is
+/// no error; see [`Deduction`](crate::Deduction).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument is out of bounds; nothing was changed. Mend the call.
+    Invalid(String),
+    /// There is no such sale, or no such operation in it.
+    NotFound(String),
+    /// The name or the id stands for something else; nothing was changed.
+    Conflict(String),
+    /// The store did not answer: applied or not, nobody knows yet. With an
+    /// operation id, [`Inventory::resolve`](crate::Inventory::resolve) settles it,
+    /// and so does the same call again.
+    Unknown(Option<Operation>),
+    /// This process takes no more for now; nothing was sent.
+    Throttled {
+        /// When it will.
+        retry_after: Duration,
+    },
+    /// The store could not be used; nothing was applied.
+    Store(dlock_core::Error),
+}
+
+/// The id of an operation whose outcome is not known.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Operation(pub(crate) Id);
+
+impl Operation {
+    /// The id as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Operation(..)")
+    }
+}
+
+impl AsRef<str> for Operation {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Error {
+    /// Whether the same call may succeed later without anybody mending anything.
+    /// Without an operation id, calling again after `Unknown` may take twice.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Unknown(_) | Error::Throttled { .. } => true,
+            Error::Store(error) => error.kind().is_retryable(),
+            Error::Invalid(_) | Error::NotFound(_) | Error::Conflict(_) => false,
+        }
+    }
+
+    /// A fault of the store during a call that changes something.
+    pub(crate) fn of_store(error: dlock_core::Error) -> Self {
+        match error.kind() {
+            dlock_core::ErrorKind::Unknown => Error::Unknown(None),
+            _ => Error::Store(error),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Invalid(what) => write!(f, "invalid argument: {what}"),
+            Error::NotFound(what) => write!(f, "not found: {what}"),
+            Error::Conflict(what) => write!(f, "conflict: {what}"),
+            Error::Unknown(Some(_)) => f.write_str(
+                "outcome unknown: the store did not answer; call resolve() with the operation, or the same call again",
+            ),
+            Error::Unknown(None) => f.write_str(
+                "outcome unknown: the store did not answer, and without an operation id nobody can tell what it did",
+            ),
+            Error::Throttled { retry_after } => {
+                write!(f, "too many requests in this process; try again in {retry_after:?}")
+            }
+            Error::Store(error) => write!(f, "the store cannot be used: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Store(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<dlock_core::Error> for Error {
+    fn from(error: dlock_core::Error) -> Self {
+        match error.kind() {
+            dlock_core::ErrorKind::Invalid => Error::Invalid(error.to_string()),
+            _ => Error::of_store(error),
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! The segmented lock: a lock for each segment of something hot, whose data the
+//! user keeps.
+//!
+//! A pass over the segments ([`Segments`]) starts at one drawn by weight and
+//! offers each segment at most once:
+//! 1. segments that are not known to be dry, those that are free first; when all
+//!    that are left are busy, it waits for any of them;
+//! 2. then, in the same way, those that were found dry a moment ago.
+//!
+//! Waiting starts with two segments and takes in twice as many at each
+//! [`WIDEN`]: many tasks that wait for short work stay cheap, and a task is not
+//! stuck behind two holders that take long. Which segments are dry is known to
+//! all locks of the same key and client.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_core::{Dlock, Error, ErrorKind, Guard, IntoKey, Key, Mutex, Operation, Result};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use rand::RngExt as _;
+use tokio::time::Instant;
+
+use crate::dry::DryMemory;
+
+/// The most segments of a lock or a sale.
+pub const MAX_SEGMENTS: u32 = 4096;
+
+/// How many segments a task waits for at first, and how long until it waits for
+/// more.
+const FIRST_WAITED_FOR: usize = 2;
+const WIDEN: Duration = Duration::from_millis(25);
+/// For how long it is remembered that a segment was dry, unless set otherwise.
+const DRY_FOR: Duration = Duration::from_secs(1);
+
+/// A lock over something that is split in segments, such as the columns
+/// `stock_01` to `stock_20` of a row.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
+/// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+/// # let sku = 7;
+/// # async fn take_one(column: usize, token: dlock_core::Token) -> Option<u64> { Some(1) }
+/// use dlock_core::key;
+/// use dlock_segment::SegmentedLock;
+///
+/// let stock = SegmentedLock::new(&dlock, key!("stock:{sku}"), 20);
+/// let mut segments = stock.pick(); // random start, then each of the others once
+/// while let Some((segment, guard)) = segments.next().await? {
+///     if let Some(row) = take_one(segment.index(), guard.token()).await {
+///         println!("got {row}");
+///         break;
+///     }
+///     segments.dry(); // remembered for a while and tried last
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "nothing is locked until a segment is picked"]
+pub struct SegmentedLock {
+    dlock: Dlock,
+    layout: Result<Arc<Layout>>,
+    options: Options,
+}
+
+/// The key and its segments.
+struct Layout {
+    key: Key,
+    segments: Vec<Segment>,
+    locks: Vec<Key>,
+}
+
+#[derive(Clone)]
+struct Options {
+    ttl: Option<Duration>,
+    wait: Option<Option<Duration>>,
+    max_hold: Option<Duration>,
+    tags: Vec<(String, String)>,
+    dry_for: Duration,
+    preferred: Option<String>,
+}
+
+/// One segment.
+#[derive(Clone)]
+pub struct Segment(Arc<Place>);
+
+struct Place {
+    index: usize,
+    name: Option<Box<str>>,
+    weight: u32,
+}
+
+impl Segment {
+    /// Its number, from 0.
+    pub fn index(&self) -> usize {
+        self.0.index
+    }
+
+    /// Its name, if the segments have names.
+    pub fn name(&self) -> Option<&str> {
+        self.0.name.as_deref()
+    }
+
+    /// How often it comes first, compared to the others.
+    pub fn weight(&self) -> u32 {
+        self.0.weight
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Segment({}", self.index())?;
+        if let Some(name) = self.name() {
+            write!(f, " {name}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// What came of the work on one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Take<T> {
+    /// It is done; no other segment is tried.
+    Done(T),
+    /// This segment had nothing; the next one is tried.
+    Dry,
+}
+
+impl SegmentedLock {
+    /// A lock of so many equal segments. What is wrong with the key or the number
+    /// is told when a segment is picked.
+    pub fn new(dlock: &Dlock, key: impl IntoKey, segments: u32) -> Self {
+        let places = (0..segments.min(MAX_SEGMENTS + 1)).map(|_| (None, 1)).collect();
+        Self::with_places(dlock, key, places)
+    }
+
+    /// A lock of segments with names and weights: how often each comes first.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
+    /// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+    /// use dlock_segment::SegmentedLock;
+    ///
+    /// let stock = SegmentedLock::named(&dlock, "stock:7", [("eu", 600), ("us", 400)]).prefer("eu");
+    /// let first = stock.pick().next().await?.map(|(segment, _)| segment.index());
+    /// assert_eq!(first, Some(0));
+    /// # Ok(()) }
+    /// ```
+    pub fn named<N: Into<String>>(
+        dlock: &Dlock,
+        key: impl IntoKey,
+        segments: impl IntoIterator<Item = (N, u32)>,
+    ) -> Self {
+        let most = MAX_SEGMENTS as usize + 1;
+        let places =
+            segments.into_iter().take(most).map(|(name, weight)| (Some(name.into()), weight));
+        Self::with_places(dlock, key, places.collect())
+    }
+
+    fn with_places(dlock: &Dlock, key: impl IntoKey, places: Vec<(Option<String>, u32)>) -> Self {
+        let layout = key.into_key().and_then(|key| Layout::new(key, places)).map(Arc::new);
+        let options = Options {
+            ttl: None,
+            wait: None,
+            max_hold: None,
+            tags: Vec::new(),
+            dry_for: DRY_FOR,
+            preferred: None,
+        };
+        SegmentedLock { dlock: dlock.clone(), layout, options }
+    }
+
+    /// How long a segment's lock outlives its process.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.options.ttl = Some(ttl);
+        self
+    }
+
+    /// How long [`Segments::next`] waits when every segment left is busy. Zero:
+    /// not at all.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.options.wait = Some(Some(wait));
+        self
+    }
+
+    /// Waits for a busy segment for as long as it takes.
+    pub fn wait_unlimited(mut self) -> Self {
+        self.options.wait = Some(None);
+        self
+    }
+
+    /// A guard is lost after this time, however long its work takes.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.options.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Something for operators to see beside the holder. Not for secrets.
+    pub fn tag(mut self, name: impl Into<String>, value: impl ToString) -> Self {
+        self.options.tags.push((name.into(), value.to_string()));
+        self
+    }
+
+    /// For how long a dry segment is tried last. Zero: it is not remembered.
+    pub fn dry_for(mut self, duration: Duration) -> Self {
+        self.options.dry_for = duration;
+        self
+    }
+
+    /// The segment of this name, or number, comes first, unless it is known to be
+    /// dry or is busy while another is free.
+    pub fn prefer(mut self, segment: impl ToString) -> Self {
+        self.options.preferred = Some(segment.to_string());
+        self
+    }
+
+    /// A pass over the segments. Nothing is locked before [`Segments::next`].
+    pub fn pick(&self) -> Segments {
+        let mut pass = Segments {
+            lock: self.clone(),
+            dry: Arc::default(),
+            fresh: Vec::new(),
+            stale: Vec::new(),
+            current: None,
+        };
+        if let Ok(layout) = &self.layout {
+            pass.dry = self.dlock.extension::<DryMemory>();
+            let dry = pass.dry.of(&layout.key, Instant::now());
+            let order = layout.order(self.options.preferred.as_deref());
+            (pass.stale, pass.fresh) =
+                order.into_iter().partition(|index| dry.binary_search(index).is_ok());
+        }
+        pass
+    }
+
+    /// Runs the body under the lock of a segment, and on the next one for as long
+    /// as it says [`Take::Dry`]. `None`: every segment was dry.
+    ///
+    /// The body stops at its next await if the lock is lost; inside it, asking for
+    /// the same key again goes through.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
+    /// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+    /// use dlock_segment::{SegmentedLock, Take};
+    ///
+    /// let stock = SegmentedLock::new(&dlock, "stock:7", 4);
+    /// let taken = tokio::spawn(async move {
+    ///     stock
+    ///         .take(|segment, _guard| async move {
+    ///             let has_stock = segment.index() == 2;
+    ///             Ok::<_, dlock_core::Error>(if has_stock { Take::Done("a phone") } else { Take::Dry })
+    ///         })
+    ///         .await
+    /// });
+    /// assert_eq!(taken.await.expect("no panic")?, Some("a phone"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// What the body returns, and as [`Segments::next`]; `Lost` if the lock was
+    /// lost under the body.
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the body at its await and releases the lock.
+    pub async fn take<T, E, F, B>(&self, mut body: F) -> Result<Option<T>, E>
+    where
+        F: FnMut(Segment, Arc<Guard>) -> B,
+        B: Future<Output = Result<Take<T>, E>>,
+        E: From<Error>,
+    {
+        let mut segments = self.pick();
+        while let Some((segment, guard)) = segments.next().await? {
+            let guard = Arc::new(guard);
+            match guard.run(body(segment, guard.clone())).await?? {
+                Take::Done(value) => return Ok(Some(value)),
+                Take::Dry => segments.dry(),
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl fmt::Debug for SegmentedLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("SegmentedLock");
+        match &self.layout {
+            Ok(layout) => shown.field("key", &layout.key).field("segments", &layout.segments.len()),
+            Err(error) => shown.field("error", error),
+        };
+        shown.finish()
+    }
+}
+
+impl Layout {
+    fn new(key: Key, places: Vec<(Option<String>, u32)>) -> Result<Self> {
+        let invalid = |what: String| {
+            Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(&key).saying(what))
+        };
+        if places.is_empty() || places.len() > MAX_SEGMENTS as usize {
+            return invalid(format!("a segmented lock has 1 to {MAX_SEGMENTS} segments"));
+        }
+        let mut names: Vec<&str> = places.iter().filter_map(|(name, _)| name.as_deref()).collect();
+        names.sort_unstable();
+        if names.windows(2).any(|pair| pair[0] == pair[1]) {
+            return invalid("two segments have the same name".into());
+        }
+        if places.iter().all(|(_, weight)| *weight == 0) {
+            return invalid("every segment has the weight 0; give one of them more".into());
+        }
+        let lock_of = |(index, (name, _)): (usize, &(Option<String>, u32))| match name {
+            Some(name) => key.part(name),
+            None => key.part(&index.to_string()),
+        };
+        let locks = places.iter().enumerate().map(lock_of).collect::<Result<_>>()?;
+        let segment = |(index, (name, weight)): (usize, (Option<String>, u32))| {
+            Segment(Arc::new(Place { index, name: name.map(Into::into), weight }))
+        };
+        let segments = places.into_iter().enumerate().map(segment).collect();
+        Ok(Layout { key, segments, locks })
+    }
+
+    /// Every segment once: the preferred one, then one drawn by weight, then on
+    /// from there.
+    fn order(&self, preferred: Option<&str>) -> Vec<usize> {
+        let segments = &self.segments;
+        let weights = segments.iter().map(|segment| u64::from(segment.weight()));
+        let mut drawn = rand::rng().random_range(0..weights.clone().sum());
+        let mut start = 0;
+        for (index, weight) in weights.enumerate() {
+            start = index;
+            if drawn < weight {
+                break;
+            }
+            drawn -= weight;
+        }
+        let mut order: Vec<usize> = (start..segments.len()).chain(0..start).collect();
+        let is_preferred = |segment: &Segment, wanted: &str| match segment.name() {
+            Some(name) => name == wanted,
+            None => segment.index().to_string() == wanted,
+        };
+        if let Some(wanted) = preferred
+            && let Some(at) = order.iter().position(|&at| is_preferred(&segments[at], wanted))
+        {
+            order[..=at].rotate_right(1);
+        }
+        order
+    }
+}
+
+/// A pass over the segments of a [`SegmentedLock`]: each at most once.
+pub struct Segments {
+    lock: SegmentedLock,
+    dry: Arc<DryMemory>,
+    /// Still to be offered, in this order: first these, then the stale ones.
+    fresh: Vec<usize>,
+    /// Found dry a moment ago.
+    stale: Vec<usize>,
+    current: Option<usize>,
+}
+
+impl Segments {
+    /// Locks the next segment: a free one if there is one, else the first that
+    /// becomes free. `None`: each was offered.
+    ///
+    /// Let go of the guard before, or it is held on beside the next one.
+    ///
+    /// # Errors
+    /// `TimedOut` if every segment left stayed busy for the wait; else as
+    /// [`Lock::lock`](dlock_core::Lock::lock).
+    ///
+    /// # Cancel safety
+    /// Dropping it leaves neither a lock nor a place in a queue, and the pass as
+    /// it was.
+    pub async fn next(&mut self) -> Result<Option<(Segment, Guard)>> {
+        let layout = self.lock.layout.clone()?;
+        self.current = None;
+        let mut offered = Self::of(&self.lock, &layout, &self.fresh).await?;
+        if offered.is_none() {
+            offered = Self::of(&self.lock, &layout, &self.stale).await?;
+        }
+        Ok(offered.map(|(index, guard)| {
+            self.fresh.retain(|&left| left != index);
+            self.stale.retain(|&left| left != index);
+            self.current = Some(index);
+            (layout.segments[index].clone(), guard)
+        }))
+    }
+
+    /// One of these, the first that is free.
+    async fn of(
+        lock: &SegmentedLock,
+        layout: &Layout,
+        indices: &[usize],
+    ) -> Result<Option<(usize, Guard)>> {
+        for &index in indices {
+            if let Some(guard) = lock.mutex(layout, index).try_lock().await? {
+                return Ok(Some((index, guard)));
+            }
+        }
+        if indices.is_empty() {
+            return Ok(None);
+        }
+        lock.first_free(layout, indices).await.map(Some)
+    }
+
+    /// The segment offered last had nothing: it is tried last for a while.
+    pub fn dry(&mut self) {
+        if let (Some(index), Ok(layout)) = (self.current.take(), &self.lock.layout) {
+            let until = Instant::now() + self.lock.options.dry_for;
+            self.dry.remember(&layout.key, index, until);
+        }
+    }
+}
+
+impl fmt::Debug for Segments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segments")
+            .field("left", &(self.fresh.len() + self.stale.len()))
+            .finish_non_exhaustive()
+    }
+}
+
+impl SegmentedLock {
+    fn mutex(&self, layout: &Layout, index: usize) -> Mutex {
+        let Options { ttl, wait, max_hold, tags, .. } = &self.options;
+        let mut mutex = self.dlock.mutex(&layout.locks[index]);
+        if let Some(ttl) = ttl {
+            mutex = mutex.ttl(*ttl);
+        }
+        mutex = match wait {
+            Some(Some(wait)) => mutex.wait(*wait),
+            Some(None) => mutex.wait_unlimited(),
+            None => mutex,
+        };
+        if let Some(max_hold) = max_hold {
+            mutex = mutex.max_hold(*max_hold);
+        }
+        tags.iter().fold(mutex, |mutex, (name, value)| mutex.tag(name, value))
+    }
+
+    /// Waits for the first of these to become free.
+    async fn first_free(&self, layout: &Layout, busy: &[usize]) -> Result<(usize, Guard)> {
+        let mut left = busy.to_vec();
+        for at in (1..left.len()).rev() {
+            left.swap(at, rand::rng().random_range(0..=at));
+        }
+        let mut waits = FuturesUnordered::new();
+        let mut more = FIRST_WAITED_FOR;
+        loop {
+            for index in left.split_off(left.len().saturating_sub(more)) {
+                let mutex = self.mutex(layout, index);
+                waits.push(async move { mutex.lock().await.map(|guard| (index, guard)) });
+            }
+            let widen = async {
+                match left.is_empty() {
+                    true => std::future::pending().await,
+                    false => tokio::time::sleep(WIDEN).await,
+                }
+            };
+            tokio::select! {
+                biased;
+                // One that timed out or failed: so would the others.
+                Some(locked) = waits.next() => return locked,
+                () = widen => more = waits.len(),
+            }
+        }
+    }
+}

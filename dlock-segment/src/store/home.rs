@@ -1,0 +1,443 @@
+//! One sale, as a pure machine: time and chance are handed in. The scripts of the
+//! Redis store do the same; a test runs both side by side.
+
+pub(crate) mod ledger;
+pub(crate) mod units;
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use self::ledger::Ledger;
+use self::units::{Kind, Units};
+use super::{
+    Answer, Ask, Change, Effect, Entry, Fate, Id, MAX_UNITS, Parts, RECLAIMED, Record, Terms, View,
+};
+use crate::plant::{Plant, Planted};
+
+#[derive(Debug)]
+pub(crate) struct Home {
+    birth: u64,
+    pub(crate) terms: Terms,
+    /// The terms that may change while the sale runs.
+    opens_at: u64,
+    closes_at: u64,
+    paused: bool,
+    per_buyer: u64,
+    restocked: u64,
+    sold_by_id: u64,
+    changes: u64,
+    pub(crate) units: Units,
+    pub(crate) ledger: Ledger,
+    pub(crate) buyers: HashMap<Id, u64>,
+    journal: VecDeque<Entry>,
+    written: u64,
+    planted: Planted,
+}
+
+/// Why a request cannot have units.
+enum Stop {
+    Answer(Answer),
+}
+
+impl Home {
+    pub(crate) fn new(now: u64, birth: u64, terms: Terms, planted: Planted) -> Self {
+        let Terms { stock, segments, per_buyer, opens_at, closes_at, retention, .. } = terms;
+        debug_assert!(now > 0);
+        Home {
+            birth,
+            terms,
+            opens_at,
+            closes_at,
+            paused: false,
+            per_buyer,
+            restocked: 0,
+            sold_by_id: 0,
+            changes: 0,
+            units: Units::new(stock, segments),
+            ledger: Ledger::new(retention),
+            buyers: HashMap::new(),
+            journal: VecDeque::new(),
+            written: 0,
+            planted,
+        }
+    }
+
+    pub(crate) fn birth(&self) -> u64 {
+        self.birth
+    }
+
+    pub(crate) fn view(&self, now: u64) -> View {
+        let total = self.units.total;
+        View {
+            now,
+            birth: self.birth,
+            epoch: self.units.epoch(),
+            segments: self.units.segments().len() as u32,
+            available: total.available,
+            reserved: total.reserved,
+            sold: total.sold,
+            initial: self.terms.stock,
+            restocked: self.restocked,
+            opens_at: self.opens_at,
+            closes_at: self.closes_at,
+            paused: self.paused,
+            per_buyer: self.per_buyer,
+            retention: self.terms.retention,
+            journal: self.terms.journal,
+            holds: self.ledger.holds(),
+            next_expiry: self.ledger.next_expiry(),
+            sold_by_id: self.sold_by_id,
+            changes: self.changes,
+        }
+    }
+
+    pub(crate) fn entries(&self, after: u64, limit: usize) -> Vec<Entry> {
+        self.journal.iter().filter(|entry| entry.sequence > after).take(limit).cloned().collect()
+    }
+
+    /// Gives back expired reservations, some at a time.
+    pub(crate) fn reclaim(&mut self, now: u64) {
+        for _ in 0..RECLAIMED {
+            let Some((id, hold)) = self.ledger.first_expired(now) else { return };
+            self.close_hold(now, &id, hold, Fate::Expired);
+        }
+    }
+
+    /// Applies one request of a batch whose reclaiming is done. `start`: the
+    /// segment to begin with.
+    pub(crate) fn apply(&mut self, now: u64, start: usize, ask: &Ask) -> Answer {
+        match ask {
+            Ask::Deduct { quantity, operation, buyer } => {
+                self.deduct(now, start, *quantity, operation.as_ref(), buyer.as_ref())
+            }
+            Ask::Reserve { quantity, operation, buyer, expires_in } => {
+                self.reserve(now, start, *quantity, operation, buyer.as_ref(), *expires_in)
+            }
+            Ask::Confirm { operation } => self.close(now, operation, Fate::Confirmed),
+            Ask::Cancel { operation } => self.close(now, operation, Fate::Cancelled),
+            Ask::Extend { operation, until } => self.extend(now, operation, *until),
+            Ask::Refund { of, quantity, operation } => self.refund(now, of, *quantity, operation),
+            Ask::Restock { quantity, operation } => {
+                self.restock(now, start, *quantity, operation.as_ref())
+            }
+            Ask::Resolve { operation } => match self.look(now, operation) {
+                Some(record) => Answer::Found(record),
+                None => self.bury(now, operation),
+            },
+            Ask::Look { operation } => {
+                self.look(now, operation).map_or(Answer::Absent, Answer::Found)
+            }
+        }
+    }
+
+    fn deduct(
+        &mut self,
+        now: u64,
+        start: usize,
+        quantity: u64,
+        operation: Option<&Id>,
+        buyer: Option<&Id>,
+    ) -> Answer {
+        if self.planted.is(Plant::IdCheckedAfterStock)
+            && let Err(Stop::Answer(answer)) = self.room_for(now, quantity, buyer)
+        {
+            return answer;
+        }
+        if let Some(record) = operation.and_then(|id| self.look(now, id)) {
+            return again(record, &[Fate::Taken], quantity, buyer);
+        }
+        if let Err(Stop::Answer(answer)) = self.room_for(now, quantity, buyer) {
+            if let Some(id) = operation
+                && self.planted.is(Plant::RememberedRefusal)
+            {
+                self.ledger.put(now, id, Record::tombstone(now));
+            }
+            return answer;
+        }
+        let record = self.take(now, start, quantity, buyer, Fate::Taken);
+        if let Some(id) = operation {
+            self.sold_by_id += quantity;
+            if !self.planted.is(Plant::NoOperationId) {
+                self.ledger.put(now, id, record.clone());
+            }
+        }
+        self.note(Effect::Taken, operation, &record);
+        Answer::Found(record)
+    }
+
+    fn reserve(
+        &mut self,
+        now: u64,
+        start: usize,
+        quantity: u64,
+        operation: &Id,
+        buyer: Option<&Id>,
+        expires_in: u64,
+    ) -> Answer {
+        const FATES: [Fate; 4] =
+            [Fate::Reserved, Fate::Confirmed, Fate::Cancelled, Fate::Expired];
+        if let Some(record) = self.look(now, operation) {
+            return again(record, &FATES, quantity, buyer);
+        }
+        if let Err(Stop::Answer(answer)) = self.room_for(now, quantity, buyer) {
+            return answer;
+        }
+        let mut record = self.take(now, start, quantity, buyer, Fate::Reserved);
+        record.expires = now + expires_in;
+        self.ledger.put(now, operation, record.clone());
+        self.note(Effect::Reserved, Some(operation), &record);
+        Answer::Found(record)
+    }
+
+    /// Whether so many units may be taken for this buyer.
+    fn room_for(&self, now: u64, quantity: u64, buyer: Option<&Id>) -> Result<(), Stop> {
+        let stop = |answer| Err(Stop::Answer(answer));
+        if self.paused {
+            return stop(Answer::Paused);
+        }
+        if now < self.opens_at {
+            return stop(Answer::NotStarted);
+        }
+        if self.closes_at != 0 && now >= self.closes_at {
+            return stop(Answer::Ended);
+        }
+        let next = self.ledger.next_expiry();
+        let more_expired = next != 0 && next <= now;
+        if self.per_buyer != 0 {
+            let Some(buyer) = buyer else { return stop(Answer::BuyerMissing) };
+            let has = self.buyers.get(buyer).copied().unwrap_or(0);
+            if has + quantity > self.per_buyer {
+                let again = more_expired && quantity <= self.per_buyer;
+                return stop(if again { Answer::Again } else { Answer::LimitReached });
+            }
+        }
+        if self.units.total.available < quantity {
+            return stop(if more_expired { Answer::Again } else { Answer::SoldOut });
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        now: u64,
+        start: usize,
+        quantity: u64,
+        buyer: Option<&Id>,
+        fate: Fate,
+    ) -> Record {
+        let kind = if fate == Fate::Reserved { Kind::Reserved } else { Kind::Sold };
+        let parts = self.units.take(quantity, start, kind);
+        if let Some(buyer) = buyer {
+            *self.buyers.entry(buyer.clone()).or_default() += quantity;
+        }
+        self.changes += 1;
+        let epoch = self.units.epoch();
+        let whose = buyer.cloned();
+        Record { fate, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose }
+    }
+
+    /// The record of an operation, after its time has been looked at.
+    fn look(&mut self, now: u64, id: &Id) -> Option<Record> {
+        let record = self.ledger.find(now, id)?;
+        if record.fate == Fate::Reserved && record.expires <= now {
+            return Some(self.close_hold(now, id, record, Fate::Expired));
+        }
+        Some(record)
+    }
+
+    /// Confirms or cancels.
+    fn close(&mut self, now: u64, id: &Id, fate: Fate) -> Answer {
+        match self.look(now, id) {
+            Some(hold) if hold.fate == Fate::Reserved => {
+                Answer::Found(self.close_hold(now, id, hold, fate))
+            }
+            Some(record) if is_reservation(&record) => Answer::Found(record),
+            Some(_) => Answer::Conflict,
+            None if fate == Fate::Cancelled => self.bury(now, id),
+            None => Answer::Absent,
+        }
+    }
+
+    fn close_hold(&mut self, now: u64, id: &Id, mut hold: Record, fate: Fate) -> Record {
+        let (to, effect) = match fate {
+            Fate::Confirmed => (Kind::Sold, Effect::Confirmed),
+            Fate::Cancelled => (Kind::Available, Effect::Cancelled),
+            _ => (Kind::Available, Effect::Expired),
+        };
+        self.units.turn(hold.epoch, &hold.parts, Kind::Reserved, to);
+        if to == Kind::Sold {
+            self.sold_by_id += hold.quantity;
+        } else if let Some(buyer) = &hold.whose {
+            self.buyer_gives_back(&buyer.clone(), hold.quantity);
+        }
+        hold.fate = fate;
+        self.ledger.put(now, id, hold.clone());
+        self.changes += 1;
+        self.note(effect, Some(id), &Record { at: now, ..hold.clone() });
+        hold
+    }
+
+    fn extend(&mut self, now: u64, id: &Id, until: u64) -> Answer {
+        match self.look(now, id) {
+            Some(mut hold) if hold.fate == Fate::Reserved => {
+                if until > hold.expires {
+                    hold.expires = until;
+                    self.ledger.put(now, id, hold.clone());
+                    self.changes += 1;
+                    self.note(Effect::Extended, Some(id), &Record { at: now, ..hold.clone() });
+                }
+                Answer::Found(hold)
+            }
+            Some(record) if is_reservation(&record) => Answer::Found(record),
+            Some(_) => Answer::Conflict,
+            None => Answer::Absent,
+        }
+    }
+
+    /// Nothing ever happens under this id.
+    fn bury(&mut self, now: u64, id: &Id) -> Answer {
+        let record = Record::tombstone(now);
+        self.ledger.put(now, id, record.clone());
+        self.changes += 1;
+        self.note(Effect::Settled, Some(id), &record);
+        Answer::Found(record)
+    }
+
+    fn refund(&mut self, now: u64, of: &Id, quantity: u64, id: &Id) -> Answer {
+        if let Some(record) = self.look(now, id)
+            && !self.planted.is(Plant::DoubleRefund)
+        {
+            let quantity = if quantity == 0 { record.quantity } else { quantity };
+            return again(record, &[Fate::Refund], quantity, Some(of));
+        }
+        let mut target = match self.look(now, of) {
+            None => return Answer::Absent,
+            Some(target) if matches!(target.fate, Fate::Taken | Fate::Confirmed) => target,
+            Some(target) if matches!(target.fate, Fate::Cancelled | Fate::Expired | Fate::Tombstone) => {
+                return Answer::TooMuch { left: 0 };
+            }
+            Some(_) => return Answer::Conflict,
+        };
+        let left = target.quantity - target.refunded;
+        let quantity = if quantity == 0 { left } else { quantity };
+        if left == 0 || quantity > left {
+            return Answer::TooMuch { left };
+        }
+        let parts = cut(&target.parts, target.refunded, quantity);
+        self.units.turn(target.epoch, &parts, Kind::Sold, Kind::Available);
+        self.sold_by_id -= quantity;
+        if let Some(buyer) = &target.whose {
+            self.buyer_gives_back(&buyer.clone(), quantity);
+        }
+        target.refunded += quantity;
+        let epoch = target.epoch;
+        self.ledger.put(now, of, target);
+        let whose = Some(of.clone());
+        let fate = Fate::Refund;
+        let record = Record { fate, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose };
+        self.ledger.put(now, id, record.clone());
+        self.changes += 1;
+        self.note(Effect::Refunded, Some(id), &record);
+        Answer::Found(record)
+    }
+
+    fn buyer_gives_back(&mut self, buyer: &Id, quantity: u64) {
+        if let Some(has) = self.buyers.get_mut(buyer) {
+            *has = has.saturating_sub(quantity);
+            if *has == 0 {
+                self.buyers.remove(buyer);
+            }
+        }
+    }
+
+    fn restock(&mut self, now: u64, start: usize, quantity: u64, id: Option<&Id>) -> Answer {
+        if let Some(record) = id.and_then(|id| self.look(now, id)) {
+            return again(record, &[Fate::Restock], quantity, None);
+        }
+        if self.units.total.supplied + quantity >= MAX_UNITS {
+            return Answer::Overflow;
+        }
+        let start = start % self.units.segments().len();
+        let parts = self.units.restock(start, quantity);
+        self.restocked += quantity;
+        self.changes += 1;
+        let (fate, epoch) = (Fate::Restock, self.units.epoch());
+        let record = Record { fate, quantity, refunded: 0, epoch, parts: Parts::new(), at: now, expires: 0, whose: None };
+        if let Some(id) = id {
+            self.ledger.put(now, id, record.clone());
+        }
+        self.note(Effect::Restocked, id, &Record { parts, ..record.clone() });
+        Answer::Found(record)
+    }
+
+    pub(crate) fn change(&mut self, now: u64, change: Change) {
+        self.changes += 1;
+        let mut whole = Record::tombstone(now);
+        match change {
+            Change::Window { opens_at, closes_at } => {
+                (self.opens_at, self.closes_at) = (opens_at, closes_at);
+            }
+            Change::Pause => self.paused = true,
+            Change::Resume => self.paused = false,
+            Change::PerBuyer(limit) => self.per_buyer = limit,
+            Change::Resize(segments) => {
+                self.units.resize(segments);
+                (whole.quantity, whole.epoch) = (segments.into(), self.units.epoch());
+                self.note(Effect::Resized, None, &whole);
+            }
+            Change::Rebalance => {
+                self.units.rebalance();
+                whole.epoch = self.units.epoch();
+                self.note(Effect::Rebalanced, None, &whole);
+            }
+        }
+    }
+
+    fn note(&mut self, effect: Effect, operation: Option<&Id>, record: &Record) {
+        if self.terms.journal == 0 {
+            return;
+        }
+        self.written += 1;
+        self.journal.push_back(Entry {
+            sequence: self.written,
+            effect,
+            operation: operation.map(|id| id.to_string()),
+            whose: record.whose.as_ref().map(|id| id.to_string()),
+            quantity: record.quantity,
+            parts: record.parts.to_vec(),
+            epoch: record.epoch,
+            at: record.at,
+        });
+        while self.journal.len() as u64 > self.terms.journal {
+            self.journal.pop_front();
+        }
+    }
+}
+
+/// The answer to a request under an id that is known.
+fn again(record: Record, fates: &[Fate], quantity: u64, whose: Option<&Id>) -> Answer {
+    if record.fate == Fate::Tombstone || record.is_same(fates, quantity, whose) {
+        return Answer::Found(record);
+    }
+    Answer::Conflict
+}
+
+fn is_reservation(record: &Record) -> bool {
+    use Fate::{Cancelled, Confirmed, Expired, Reserved, Tombstone};
+    matches!(record.fate, Reserved | Confirmed | Cancelled | Expired | Tombstone)
+}
+
+/// `quantity` units of these parts, after the first `skip`.
+pub(crate) fn cut(parts: &[(u32, u64)], mut skip: u64, mut quantity: u64) -> Parts {
+    let mut cut = Parts::new();
+    for &(segment, count) in parts {
+        let here = count.saturating_sub(skip).min(quantity);
+        skip = skip.saturating_sub(count);
+        if here > 0 {
+            cut.push((segment, here));
+            quantity -= here;
+        }
+    }
+    cut
+}

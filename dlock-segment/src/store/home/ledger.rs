@@ -1,0 +1,78 @@
+//! Records of operations, in generations, and open reservations.
+
+use std::collections::BTreeSet;
+
+use hashbrown::HashMap;
+
+use crate::store::{Fate, Id, Record};
+
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    /// How long a generation is, in milliseconds.
+    retention: u64,
+    /// The generation that was written last and the one before it.
+    written: (u64, HashMap<Id, Record>),
+    before: (u64, HashMap<Id, Record>),
+    holds: HashMap<Id, Record>,
+    expiry: BTreeSet<(u64, Id)>,
+}
+
+impl Ledger {
+    pub(crate) fn new(retention: u64) -> Self {
+        Ledger {
+            retention,
+            written: Default::default(),
+            before: Default::default(),
+            holds: HashMap::new(),
+            expiry: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn find(&self, now: u64, id: &str) -> Option<Record> {
+        let oldest = (now / self.retention).saturating_sub(1);
+        let kept = [&self.written, &self.before].into_iter();
+        let mut kept = kept.filter(|(generation, _)| *generation >= oldest);
+        self.holds.get(id).or_else(|| kept.find_map(|(_, records)| records.get(id))).cloned()
+    }
+
+    /// Writes what became of an operation.
+    pub(crate) fn put(&mut self, now: u64, id: &Id, record: Record) {
+        if let Some(hold) = self.holds.remove(id) {
+            self.expiry.remove(&(hold.expires, id.clone()));
+        }
+        if record.fate == Fate::Reserved {
+            self.expiry.insert((record.expires, id.clone()));
+            self.holds.insert(id.clone(), record);
+            return;
+        }
+        let generation = now / self.retention;
+        // A clock that was set back writes on where it was.
+        if generation > self.written.0 {
+            self.before = std::mem::replace(&mut self.written, (generation, HashMap::new()));
+        }
+        self.written.1.insert(id.clone(), record);
+    }
+
+    pub(crate) fn holds(&self) -> u64 {
+        self.holds.len() as u64
+    }
+
+    /// When the first reservation expires; 0: none does.
+    pub(crate) fn next_expiry(&self) -> u64 {
+        self.expiry.first().map_or(0, |(expires, _)| *expires)
+    }
+
+    /// A reservation that expired.
+    pub(crate) fn first_expired(&self, now: u64) -> Option<(Id, Record)> {
+        let (expires, id) = self.expiry.first()?;
+        (*expires <= now).then(|| self.holds.get(id).cloned().map(|hold| (id.clone(), hold)))?
+    }
+
+    /// All of them, the newer ones first.
+    pub(crate) fn all(&self, now: u64) -> impl Iterator<Item = (&Id, &Record)> {
+        let oldest = (now / self.retention).saturating_sub(1);
+        let kept = [&self.written, &self.before].into_iter();
+        let kept = kept.filter(move |(generation, _)| *generation >= oldest);
+        self.holds.iter().chain(kept.flat_map(|(_, records)| records.iter()))
+    }
+}

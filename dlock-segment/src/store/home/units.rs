@@ -1,0 +1,178 @@
+//! The counts of the segments. Invariant: supplied = available + reserved + sold
+//! for each segment, and the totals are their sums.
+
+use crate::store::{Counts, Parts};
+
+#[derive(Debug)]
+pub(crate) struct Units {
+    segments: Vec<Counts>,
+    /// A bit for each segment that has something available.
+    stocked: Vec<u64>,
+    /// How many segments each epoch had.
+    sizes: Vec<u32>,
+    pub(crate) total: Counts,
+}
+
+/// What units are, and become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Available,
+    Reserved,
+    Sold,
+}
+
+impl Units {
+    pub(crate) fn new(stock: u64, segments: u32) -> Self {
+        let mut units = Units {
+            segments: vec![Counts::default(); segments as usize],
+            stocked: Vec::new(),
+            sizes: vec![segments],
+            total: Counts::default(),
+        };
+        units.total = Counts { available: stock, supplied: stock, ..Counts::default() };
+        units.spread(0, stock);
+        units
+    }
+
+    pub(crate) fn segments(&self) -> &[Counts] {
+        &self.segments
+    }
+
+    pub(crate) fn epoch(&self) -> u32 {
+        self.sizes.len() as u32 - 1
+    }
+
+    /// Takes `quantity` units that are there, from the segment `start` on: of one
+    /// segment if one has them, else gathered.
+    pub(crate) fn take(&mut self, quantity: u64, start: usize, as_what: Kind) -> Parts {
+        debug_assert!(self.total.available >= quantity);
+        let start = start % self.segments.len();
+        let single = self.stocked_from(start).find(|&at| self.segments[at].available >= quantity);
+        let mut parts = Parts::new();
+        if let Some(at) = single {
+            parts.push((at as u32, quantity));
+        } else {
+            let mut missing = quantity;
+            for at in self.stocked_from(start) {
+                let some = self.segments[at].available.min(missing);
+                parts.push((at as u32, some));
+                missing -= some;
+                if missing == 0 {
+                    break;
+                }
+            }
+        }
+        self.turn(self.epoch(), &parts, Kind::Available, as_what);
+        parts
+    }
+
+    /// Turns units of segments of an epoch into something else.
+    pub(crate) fn turn(&mut self, epoch: u32, parts: &[(u32, u64)], from: Kind, to: Kind) {
+        for &(segment, quantity) in parts {
+            let at = self.place(epoch, segment);
+            for counts in [&mut self.segments[at], &mut self.total] {
+                *counts.of(from) -= quantity;
+                *counts.of(to) += quantity;
+            }
+            self.mark(at);
+        }
+    }
+
+    /// Where the units of a segment of an epoch are counted now.
+    pub(crate) fn place(&self, epoch: u32, segment: u32) -> usize {
+        let later = self.sizes.iter().skip(epoch as usize + 1);
+        later.fold(segment, |segment, &size| segment % size) as usize
+    }
+
+    /// Adds new units, evenly, the odd ones from `start` on.
+    pub(crate) fn restock(&mut self, start: usize, quantity: u64) -> Parts {
+        self.total.available += quantity;
+        self.total.supplied += quantity;
+        self.spread(start, quantity)
+    }
+
+    fn spread(&mut self, start: usize, quantity: u64) -> Parts {
+        let count = self.segments.len();
+        let (each, odd) = (quantity / count as u64, quantity % count as u64);
+        let mut parts = Parts::new();
+        for step in 0..count {
+            let at = (start + step) % count;
+            let some = each + u64::from((step as u64) < odd);
+            if some > 0 {
+                self.segments[at].available += some;
+                self.segments[at].supplied += some;
+                parts.push((at as u32, some));
+            }
+            self.mark(at);
+        }
+        parts
+    }
+
+    /// Evens out what is available.
+    pub(crate) fn rebalance(&mut self) {
+        for counts in &mut self.segments {
+            counts.supplied -= counts.available;
+            counts.available = 0;
+        }
+        self.spread(0, self.total.available);
+    }
+
+    /// Begins an epoch with another number of segments.
+    pub(crate) fn resize(&mut self, count: u32) {
+        let before = std::mem::replace(&mut self.segments, vec![Counts::default(); count as usize]);
+        for (at, counts) in before.into_iter().enumerate() {
+            let into = &mut self.segments[at % count as usize];
+            into.reserved += counts.reserved;
+            into.sold += counts.sold;
+            into.supplied += counts.reserved + counts.sold;
+        }
+        self.sizes.push(count);
+        self.stocked.clear();
+        self.spread(0, self.total.available);
+    }
+
+    fn mark(&mut self, at: usize) {
+        let (word, bit) = (at / 64, 1 << (at % 64));
+        if self.stocked.len() <= word {
+            self.stocked.resize(word + 1, 0);
+        }
+        if self.segments[at].available > 0 {
+            self.stocked[word] |= bit;
+        } else {
+            self.stocked[word] &= !bit;
+        }
+    }
+
+    /// The segments that have something, from `start` on and around.
+    fn stocked_from(&self, start: usize) -> impl Iterator<Item = usize> {
+        let count = self.segments.len();
+        self.stocked_in(start, count).chain(self.stocked_in(0, start))
+    }
+
+    fn stocked_in(&self, from: usize, to: usize) -> impl Iterator<Item = usize> {
+        let mut at = from;
+        std::iter::from_fn(move || {
+            while at < to {
+                let word = self.stocked.get(at / 64).copied().unwrap_or(0) >> (at % 64);
+                if word == 0 {
+                    at = (at / 64 + 1) * 64;
+                    continue;
+                }
+                let found = at + word.trailing_zeros() as usize;
+                at = found + 1;
+                return (found < to).then_some(found);
+            }
+            None
+        })
+    }
+}
+
+impl Counts {
+    fn of(&mut self, kind: Kind) -> &mut u64 {
+        match kind {
+            Kind::Available => &mut self.available,
+            Kind::Reserved => &mut self.reserved,
+            Kind::Sold => &mut self.sold,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Stock inside this process, for all clients of one embedded lock store. Nothing
+//! outlives the process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use dlock_core::beside::Beside;
+use dlock_core::{Key, Moment};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use rand::RngExt as _;
+
+use super::home::Home;
+use super::{
+    Answer, Ask, Call, Change, Counts, Cursor, Durability, Entry, Page, Sale, Store, Terms, View,
+};
+use crate::error::{Error, Result};
+use crate::plant::{Plant, Planted};
+
+/// The sales of one embedded store.
+#[derive(Debug)]
+pub struct Memory {
+    homes: Arc<Homes>,
+    beside: Beside,
+}
+
+#[derive(Debug)]
+pub(crate) struct Homes {
+    sales: Mutex<HashMap<Key, Arc<Mutex<Home>>>>,
+    births: AtomicU64,
+    /// The bug of the homes made from now on.
+    planted: Mutex<Planted>,
+}
+
+impl Default for Homes {
+    fn default() -> Self {
+        let births = AtomicU64::new(1);
+        Homes { sales: Mutex::default(), births, planted: Mutex::default() }
+    }
+}
+
+impl Memory {
+    /// The sales beside the locks of this client; `None` if its backend is not the
+    /// embedded one.
+    pub fn new(beside: Beside) -> Option<Self> {
+        let homes = beside.embedded()?;
+        Some(Memory { homes, beside })
+    }
+
+    /// Plants a bug in the sales made from now on.
+    #[cfg(feature = "simulation")]
+    pub fn plant(&self, planted: Planted) {
+        *self.homes.planted.lock() = planted;
+    }
+
+    /// Milliseconds of Unix time, by the client's clock: one that a test can pause.
+    fn now(&self) -> u64 {
+        unix_millis(self.beside.now())
+    }
+
+    fn home(&self, sale: &Sale) -> Result<Arc<Mutex<Home>>> {
+        let home = self.homes.sales.lock().get(&sale.key).cloned();
+        let home = home.filter(|home| sale.birth == 0 || sale.birth == home.lock().birth());
+        home.ok_or_else(|| no_sale(sale))
+    }
+
+    fn with<T>(&self, sale: &Sale, work: impl FnOnce(&mut Home, u64) -> T) -> Result<T> {
+        let home = self.home(sale)?;
+        let now = self.now();
+        Ok(work(&mut home.lock(), now))
+    }
+
+    /// Applies one request, without any waiting.
+    pub(crate) fn apply_one(&self, sale: &Sale, ask: &Ask) -> Result<(View, Answer)> {
+        let start = rand::rng().random_range(0..super::super::MAX_SEGMENTS as usize);
+        if let Some(answer) = self.read_then_write(sale, ask)? {
+            return Ok(answer);
+        }
+        self.with(sale, |home, now| {
+            home.reclaim(now);
+            let answer = home.apply(now, start, ask);
+            (home.view(now), answer)
+        })
+    }
+
+    /// The planted bug of a count that is read, and written by what was read.
+    fn read_then_write(&self, sale: &Sale, ask: &Ask) -> Result<Option<(View, Answer)>> {
+        if !self.homes.planted.lock().is(Plant::ReadThenWrite) {
+            return Ok(None);
+        }
+        let Ask::Deduct { quantity, .. } = ask else { return Ok(None) };
+        let before = self.with(sale, |home, now| home.view(now))?;
+        if before.available < *quantity {
+            return Ok(Some((before, Answer::SoldOut)));
+        }
+        std::thread::yield_now();
+        self.with(sale, |home, now| {
+            let missing = quantity.saturating_sub(home.view(now).available);
+            if missing > 0 {
+                home.units.restock(0, missing);
+            }
+            let answer = home.apply(now, 0, ask);
+            Some((home.view(now), answer))
+        })
+    }
+}
+
+fn no_sale(sale: &Sale) -> Error {
+    Error::NotFound(format!("there is no sale `{}`; make it with create()", sale.key.label()))
+}
+
+/// By the real time at the first call and the client's clock since.
+fn unix_millis(now: Moment) -> u64 {
+    static START: std::sync::OnceLock<(u64, u64)> = std::sync::OnceLock::new();
+    let (unix, start) = *START.get_or_init(|| {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (u64::try_from(unix.as_millis()).unwrap_or(0), now.as_micros() / 1_000)
+    });
+    (unix + now.as_micros() / 1_000).saturating_sub(start)
+}
+
+fn done<'a, T: Send + 'a>(result: Result<T>) -> Call<'a, T> {
+    Box::pin(std::future::ready(result))
+}
+
+impl Store for Memory {
+    fn create<'a>(&'a self, key: &'a Key, terms: &'a Terms) -> Call<'a, View> {
+        let now = self.now();
+        let mut sales = self.homes.sales.lock();
+        let home = sales.entry(key.clone()).or_insert_with(|| {
+            let birth = now * 1_000 + self.homes.births.fetch_add(1, Ordering::Relaxed) % 1_000;
+            let planted = *self.homes.planted.lock();
+            Arc::new(Mutex::new(Home::new(now, birth, terms.clone(), planted)))
+        });
+        let home = home.lock();
+        done(if home.terms == *terms { Ok(home.view(now)) } else { Err(other_terms(key)) })
+    }
+
+    fn view<'a>(&'a self, sale: &'a Sale) -> Call<'a, View> {
+        done(self.with(sale, |home, now| {
+            home.reclaim(now);
+            home.view(now)
+        }))
+    }
+
+    fn remove<'a>(&'a self, sale: &'a Sale) -> Call<'a, bool> {
+        let there = self.home(sale).is_ok();
+        if there {
+            self.homes.sales.lock().remove(&sale.key);
+        }
+        done(Ok(there))
+    }
+
+    fn apply<'a>(&'a self, sale: &'a Sale, batch: &'a [Ask]) -> Call<'a, (View, Vec<Answer>)> {
+        let start = rand::rng().random_range(0..super::super::MAX_SEGMENTS as usize);
+        done(self.with(sale, |home, now| {
+            home.reclaim(now);
+            let answers = batch.iter().map(|ask| home.apply(now, start, ask)).collect();
+            (home.view(now), answers)
+        }))
+    }
+
+    fn change<'a>(&'a self, sale: &'a Sale, change: Change) -> Call<'a, View> {
+        done(self.with(sale, |home, now| {
+            home.change(now, change);
+            home.view(now)
+        }))
+    }
+
+    fn counts<'a>(&'a self, sale: &'a Sale) -> Call<'a, (View, Vec<Counts>)> {
+        done(self.with(sale, |home, now| {
+            home.reclaim(now);
+            (home.view(now), home.units.segments().to_vec())
+        }))
+    }
+
+    fn records<'a>(&'a self, sale: &'a Sale, _: Cursor) -> Call<'a, Page> {
+        done(self.with(sale, |home, now| Page {
+            records: home
+                .ledger
+                .all(now)
+                .map(|(id, record)| (id.clone(), Some(record.clone())))
+                .collect(),
+            buyers: home.buyers.iter().map(|(buyer, has)| (buyer.clone(), *has)).collect(),
+            next: None,
+        }))
+    }
+
+    fn journal<'a>(&'a self, sale: &'a Sale, after: u64, limit: usize) -> Call<'a, Vec<Entry>> {
+        done(self.with(sale, |home, _| home.entries(after, limit)))
+    }
+
+    fn durability(&self) -> Call<'_, Durability> {
+        done(Ok(Durability { append_only: Some(false), ..Durability::default() }))
+    }
+}
+
+pub(crate) fn other_terms(key: &Key) -> Error {
+    Error::Conflict(format!(
+        "there is a sale `{}` with other terms; open() it, or remove() it first",
+        key.label()
+    ))
+}

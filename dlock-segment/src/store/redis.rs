@@ -1,0 +1,259 @@
+//! Stock in Redis, on the connection of the client's locks. Every call is one
+//! script; see `lua/head.lua` for what is stored.
+
+mod words;
+
+use std::sync::OnceLock;
+
+use dlock_core::Key;
+use dlock_core::backend::redis::beside::Script;
+use dlock_core::beside::Beside;
+use rand::RngExt as _;
+use redis::Value;
+
+use self::words::Batch;
+use super::memory::other_terms;
+use super::{
+    Answer, Ask, Call, Change, Counts, Cursor, Durability, Entry, Page, Sale, Store, Terms, View,
+};
+use crate::error::{Error, Result};
+
+macro_rules! script {
+    ($file:literal) => {
+        concat!(include_str!("redis/lua/head.lua"), include_str!(concat!("redis/lua/", $file, ".lua")))
+    };
+}
+
+struct Scripts {
+    create: Script,
+    remove: Script,
+    apply: Script,
+    change: Script,
+    look: Script,
+}
+
+fn scripts() -> &'static Scripts {
+    static SCRIPTS: OnceLock<Scripts> = OnceLock::new();
+    SCRIPTS.get_or_init(|| Scripts {
+        create: Script::new(script!("create")),
+        remove: Script::new(script!("remove")),
+        apply: Script::new(script!("apply")),
+        change: Script::new(script!("change")),
+        look: Script::new(script!("look")),
+    })
+}
+
+/// The sales in the Redis of a client. Its calls are to be polled on the
+/// client's driver.
+#[derive(Clone, Debug)]
+pub struct Redis {
+    beside: Beside,
+}
+
+impl Redis {
+    /// The sales beside the locks of this client; `None` if its backend is not Redis.
+    pub fn new(beside: Beside) -> Option<Self> {
+        let probe = Key::new("probe").ok()?;
+        beside.redis_name(&probe).is_ok().then_some(Redis { beside })
+    }
+
+    async fn run(&self, script: &'static Script, key: &Key, arguments: &[&[u8]]) -> Result<Value> {
+        let name = self.beside.redis_name(key)?;
+        self.beside.script(script, &[&name], arguments).await.map_err(|error| error.on(key).into())
+    }
+
+    /// The same for a call that only looks, so that silence is no `Unknown`.
+    async fn command(&self, key: Option<&Key>, command: &[&[u8]]) -> Result<Value> {
+        self.beside.command(command).await.map_err(|error| {
+            Error::Store(match key {
+                Some(key) => error.on(key),
+                None => error,
+            })
+        })
+    }
+
+    /// Applies a batch from this segment on.
+    pub(crate) async fn apply_from(
+        &self,
+        sale: &Sale,
+        start: u32,
+        batch: &[Ask],
+    ) -> Result<(View, Vec<Answer>)> {
+        let packed = Batch::new(batch);
+        let (birth, start) = (sale.birth.to_string(), start.to_string());
+        let arguments = [birth.as_bytes(), start.as_bytes(), packed.bytes()];
+        let reply = self.run(&scripts().apply, &sale.key, &arguments).await?;
+        let reply = words::text(&reply).ok_or_else(unreadable)?;
+        if reply == "N" {
+            return Err(no_sale(&sale.key));
+        }
+        packed.answers(reply).ok_or_else(unreadable)
+    }
+
+    async fn viewed(&self, script: &'static Script, key: &Key, arguments: &[&[u8]]) -> Result<View> {
+        let reply = self.run(script, key, arguments).await?;
+        match words::text(&reply).ok_or_else(unreadable)? {
+            "N" => Err(no_sale(key)),
+            "C" => Err(other_terms(key)),
+            text => words::view(text).ok_or_else(unreadable),
+        }
+    }
+
+    async fn page(&self, sale: &Sale, from: Cursor) -> Result<Page> {
+        let name = self.beside.redis_name(&sale.key)?;
+        let view = self.view(sale).await?;
+        let generation = view.now / view.retention;
+        // Newer ones first: holds, then by generation, then the buyers.
+        let hashes = [
+            format!("{name}h"),
+            format!("{name}o{generation}"),
+            format!("{name}o{}", generation.saturating_sub(1)),
+            format!("{name}b"),
+        ];
+        let mut place = from.0.split(' ');
+        let mut next_number = || place.next().and_then(|it| it.parse::<u64>().ok()).unwrap_or(0);
+        let (hash, cursor) = (next_number() as usize, next_number());
+        let Some(hash_name) = hashes.get(hash) else { return Ok(Page::default()) };
+        let cursor = cursor.to_string();
+        let command: [&[u8]; 5] =
+            [b"HSCAN", hash_name.as_bytes(), cursor.as_bytes(), b"COUNT", b"1000"];
+        let reply = self.command(Some(&sale.key), &command).await?;
+        let (next, pairs): (u64, Vec<(String, String)>) =
+            redis::from_redis_value(reply).map_err(|_| unreadable())?;
+        let mut page = Page::default();
+        for (id, value) in pairs {
+            if hash == hashes.len() - 1 {
+                page.buyers.push((id.into(), value.parse().unwrap_or(0)));
+            } else {
+                page.records.push((id.into(), words::record(&value)));
+            }
+        }
+        page.next = match (next, hash + 1 < hashes.len()) {
+            (0, false) => None,
+            (0, true) => Some(Cursor(format!("{} 0", hash + 1))),
+            (next, _) => Some(Cursor(format!("{hash} {next}"))),
+        };
+        Ok(page)
+    }
+
+    async fn entries(&self, sale: &Sale, after: u64, limit: usize) -> Result<Vec<Entry>> {
+        let name = format!("{}j", self.beside.redis_name(&sale.key)?);
+        let (from, limit) = (format!("({after}-0"), limit.to_string());
+        let command: [&[u8]; 6] =
+            [b"XRANGE", name.as_bytes(), from.as_bytes(), b"+", b"COUNT", limit.as_bytes()];
+        let reply = self.command(Some(&sale.key), &command).await?;
+        let batches: Vec<(String, Vec<(String, String)>)> =
+            redis::from_redis_value(reply).map_err(|_| unreadable())?;
+        let mut entries = Vec::new();
+        for (id, fields) in &batches {
+            let lines = fields.first().map_or("", |(_, lines)| lines);
+            let last = id.split('-').next().and_then(|last| last.parse::<u64>().ok());
+            let last = last.ok_or_else(unreadable)?;
+            let first = (last + 1).saturating_sub(lines.lines().count() as u64);
+            for (line, sequence) in lines.lines().zip(first..) {
+                if sequence > after {
+                    entries.push(words::entry(sequence, line).ok_or_else(unreadable)?);
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    /// A setting of the server; `None` if it may not be asked for.
+    async fn setting(&self, name: &str) -> Result<Option<String>> {
+        let reply = match self.command(None, &[b"CONFIG", b"GET", name.as_bytes()]).await {
+            Ok(reply) => reply,
+            Err(Error::Store(error)) if error.kind() == dlock_core::ErrorKind::Unavailable => {
+                return Err(Error::Store(error));
+            }
+            Err(_) => return Ok(None),
+        };
+        let pairs: Vec<(String, String)> = redis::from_redis_value(reply).unwrap_or_default();
+        Ok(pairs.into_iter().next().map(|(_, value)| value))
+    }
+}
+
+fn no_sale(key: &Key) -> Error {
+    Error::NotFound(format!(
+        "there is no sale `{}`, or it was removed; make it with create()",
+        key.label()
+    ))
+}
+
+fn unreadable() -> Error {
+    Error::Unknown(None)
+}
+
+impl Store for Redis {
+    fn create<'a>(&'a self, key: &'a Key, terms: &'a Terms) -> Call<'a, View> {
+        Box::pin(async move {
+            let whole = terms.text();
+            let mut arguments = vec![whole.as_bytes()];
+            arguments.extend(whole.split(' ').map(str::as_bytes));
+            self.viewed(&scripts().create, key, &arguments).await
+        })
+    }
+
+    fn view<'a>(&'a self, sale: &'a Sale) -> Call<'a, View> {
+        Box::pin(async move { self.apply_from(sale, 0, &[]).await.map(|(view, _)| view) })
+    }
+
+    fn remove<'a>(&'a self, sale: &'a Sale) -> Call<'a, bool> {
+        Box::pin(async move {
+            let birth = sale.birth.to_string();
+            let reply = self.run(&scripts().remove, &sale.key, &[birth.as_bytes()]).await?;
+            Ok(reply == Value::Int(1))
+        })
+    }
+
+    fn apply<'a>(&'a self, sale: &'a Sale, batch: &'a [Ask]) -> Call<'a, (View, Vec<Answer>)> {
+        let start = rand::rng().random_range(0..crate::MAX_SEGMENTS);
+        Box::pin(self.apply_from(sale, start, batch))
+    }
+
+    fn change<'a>(&'a self, sale: &'a Sale, change: Change) -> Call<'a, View> {
+        Box::pin(async move {
+            let (what, one, two) = match change {
+                Change::Window { opens_at, closes_at } => ("w", opens_at, closes_at),
+                Change::Pause => ("p", 1, 0),
+                Change::Resume => ("p", 0, 0),
+                Change::PerBuyer(limit) => ("l", limit, 0),
+                Change::Resize(segments) => ("z", segments.into(), 0),
+                Change::Rebalance => ("b", 0, 0),
+            };
+            let (birth, one, two) = (sale.birth.to_string(), one.to_string(), two.to_string());
+            let arguments = [birth.as_bytes(), what.as_bytes(), one.as_bytes(), two.as_bytes()];
+            self.viewed(&scripts().change, &sale.key, &arguments).await
+        })
+    }
+
+    fn counts<'a>(&'a self, sale: &'a Sale) -> Call<'a, (View, Vec<Counts>)> {
+        Box::pin(async move {
+            self.view(sale).await?; // gives back what expired
+            let birth = sale.birth.to_string();
+            let reply = self.run(&scripts().look, &sale.key, &[birth.as_bytes()]).await?;
+            match &reply {
+                Value::Array(parts) => words::counts(parts).ok_or_else(unreadable),
+                _ => Err(no_sale(&sale.key)),
+            }
+        })
+    }
+
+    fn records<'a>(&'a self, sale: &'a Sale, from: Cursor) -> Call<'a, Page> {
+        Box::pin(self.page(sale, from))
+    }
+
+    fn journal<'a>(&'a self, sale: &'a Sale, after: u64, limit: usize) -> Call<'a, Vec<Entry>> {
+        Box::pin(self.entries(sale, after, limit))
+    }
+
+    fn durability(&self) -> Call<'_, Durability> {
+        Box::pin(async move {
+            Ok(Durability {
+                append_only: self.setting("appendonly").await?.map(|value| value == "yes"),
+                fsync: self.setting("appendfsync").await?,
+                eviction: self.setting("maxmemory-policy").await?,
+            })
+        })
+    }
+}

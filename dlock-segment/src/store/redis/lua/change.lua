@@ -1,0 +1,71 @@
+-- Changes a sale as a whole.
+-- ARGV: birth, then one of
+--   'w' opens closes, 'p' paused, 'l' per buyer, 'z' segments, 'b'
+-- Reply: the view, or 'N' if there is no such sale.
+
+local head = load_head(ARGV[1])
+if not head then
+  return 'N'
+end
+
+local function region(number)
+  local size = head[SEGMENTS] * 8
+  local from = WORDS * 8 + number * size
+  local raw = redis.call('GETRANGE', key, from, from + size - 1)
+  local numbers = {}
+  for i = 1, head[SEGMENTS] do
+    numbers[i] = struct.unpack('>i8', raw, i * 8 - 7)
+  end
+  return numbers
+end
+
+-- What is reserved and sold in the segments stays, folded into fewer if need be;
+-- what is available is shared out anew.
+local function lay_out(segments)
+  local available = shares(head[AVAILABLE], segments)
+  local reserved, sold, supplied = {}, {}, {}
+  for i = 1, segments do
+    reserved[i], sold[i] = 0, 0
+  end
+  local reserved_before, sold_before = region(1), region(2)
+  for i = 1, head[SEGMENTS] do
+    local into = (i - 1) % segments + 1
+    reserved[into] = reserved[into] + reserved_before[i]
+    sold[into] = sold[into] + sold_before[i]
+  end
+  for i = 1, segments do
+    supplied[i] = available[i] + reserved[i] + sold[i]
+  end
+  head[SEGMENTS] = segments
+  return words(available) .. words(reserved) .. words(sold) .. words(supplied)
+end
+
+local what = ARGV[2]
+local regions, journalled
+if what == 'w' then
+  head[OPENS], head[CLOSES] = tonumber(ARGV[3]), tonumber(ARGV[4])
+elseif what == 'p' then
+  head[PAUSED] = tonumber(ARGV[3])
+elseif what == 'l' then
+  head[PER_BUYER] = tonumber(ARGV[3])
+elseif what == 'z' then
+  regions = lay_out(tonumber(ARGV[3]))
+  head[EPOCH] = head[EPOCH] + 1
+  journalled = line('z', '', '', ARGV[3], '', text(head[EPOCH]))
+else
+  regions = lay_out(head[SEGMENTS])
+  journalled = line('b', '', '', '0', '', text(head[EPOCH]))
+end
+head[CHANGES] = head[CHANGES] + 1
+if journalled and head[JOURNAL] > 0 then
+  write_journal(head, { journalled })
+end
+if regions then
+  redis.call('SET', key, pack_head(head) .. regions)
+else
+  redis.call('SETRANGE', key, 0, pack_head(head))
+end
+if what == 'z' then
+  redis.call('RPUSH', key .. 'z', ARGV[3])
+end
+return view(head)

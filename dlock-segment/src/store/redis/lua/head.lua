@@ -1,0 +1,95 @@
+-- What the scripts of a sale share: its head. The rules are in store.rs and
+-- store/home.rs; the scripts must do what those do.
+--
+-- KEYS[1], <key>, is `dlock:1:{namespace:name}:i`; all keys of a sale have its
+-- hash tag, so a sale lives in one slot.
+--   <key>       string of 64-bit words, big-endian: 32 words of head, then for N
+--               segments N words each of available, reserved, sold, supplied
+--   <key>t      the terms it was made with, as one text
+--   <key>z      list: how many segments each epoch had
+--   <key>o<g>   hash: records of generation g, by operation id
+--   <key>h      hash: records of open reservations, by operation id
+--   <key>x      sorted set: when each of those expires
+--   <key>b      hash: what each buyer has
+--   <key>j      stream: the journal; an entry per batch, its id the number of its
+--               last line
+-- A record is fate, quantity, refunded, epoch, at, expires, parts and whose,
+-- separated by spaces; parts are segment:quantity, separated by commas. Fates:
+-- t taken, h held, c confirmed, x cancelled, e expired, r refund, s restock,
+-- q tombstone. Times in milliseconds.
+
+local LAYOUT, EPOCH, SEGMENTS, AVAILABLE, RESERVED, SOLD, INITIAL, RESTOCKED = 1, 2, 3, 4, 5, 6, 7, 8
+local OPENS, CLOSES, PAUSED, PER_BUYER, RETENTION, JOURNAL, SEQUENCE = 9, 10, 11, 12, 13, 14, 15
+local HOLDS, NEXT_EXPIRY, GENERATION, BEFORE, BIRTH, SOLD_BY_ID, CHANGES = 16, 17, 18, 19, 20, 21, 22
+local WORDS = 32
+local FORMAT = '>' .. string.rep('i8', WORDS)
+
+local key = KEYS[1]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- The head, or nil if there is no such sale. A birth of 0 is any.
+local function load_head(birth)
+  local raw = redis.call('GETRANGE', key, 0, WORDS * 8 - 1)
+  if #raw < WORDS * 8 then
+    return nil
+  end
+  local head = { struct.unpack(FORMAT, raw) }
+  if head[LAYOUT] ~= 1 then
+    error('DLOCKLAYOUT')
+  end
+  if birth ~= '0' and text(head[BIRTH]) ~= birth then
+    return nil
+  end
+  return head
+end
+
+local function pack_head(head)
+  return struct.pack(FORMAT, unpack(head, 1, WORDS))
+end
+
+-- The head as the client reads it.
+local function view(head)
+  local words = { text(now) }
+  for i = EPOCH, CHANGES do
+    words[i] = text(head[i])
+  end
+  return table.concat(words, ' ')
+end
+
+-- One line of the journal.
+local function line(effect, operation, whose, quantity, parts, epoch)
+  return table.concat({ effect, operation, whose, quantity, parts, epoch, text(now) }, '\t')
+end
+
+-- Writes lines to the journal and counts them.
+local function write_journal(head, lines)
+  head[SEQUENCE] = head[SEQUENCE] + #lines
+  local last = head[SEQUENCE]
+  redis.call('XADD', key .. 'j', 'MINID', '~', text(math.max(0, last - head[JOURNAL])),
+    text(last) .. '-0', 'l', table.concat(lines, '\n'))
+end
+
+-- Numbers as words, for a range of segments.
+local function words(numbers)
+  local packed = {}
+  for i = 1, #numbers do
+    packed[i] = struct.pack('>i8', numbers[i])
+  end
+  return table.concat(packed)
+end
+
+-- The share of each of N segments in a total.
+local function shares(total, segments)
+  local each = math.floor(total / segments)
+  local odd = total - each * segments
+  local split = {}
+  for i = 1, segments do
+    split[i] = each + (i <= odd and 1 or 0)
+  end
+  return split
+end

@@ -1,0 +1,11 @@
+-- Forgets a sale.
+-- ARGV: birth
+-- Reply: 1 if there was one, else 0.
+
+local head = load_head(ARGV[1])
+if not head then
+  return 0
+end
+redis.call('UNLINK', key, key .. 't', key .. 'z', key .. 'h', key .. 'x', key .. 'b', key .. 'j',
+  key .. 'o' .. text(head[GENERATION]), key .. 'o' .. text(head[BEFORE]))
+return 1

@@ -1,0 +1,211 @@
+//! The segmented lock, on the embedded backend under paused time.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use dlock_core::{Dlock, ErrorKind, State, testing};
+use dlock_segment::{SegmentedLock, Take};
+
+async fn visit_all(stock: &SegmentedLock) -> Vec<usize> {
+    let mut segments = stock.pick();
+    let mut seen = Vec::new();
+    while let Some((segment, guard)) = segments.next().await.expect("a segment") {
+        assert_eq!(guard.state(), State::Held);
+        seen.push(segment.index());
+        segments.dry();
+    }
+    seen
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_segment_is_offered_once_from_a_random_start() {
+    let dlock = testing::client();
+    let stock = SegmentedLock::new(&dlock, "stock", 20).dry_for(Duration::ZERO);
+    let mut starts = HashSet::new();
+    for _ in 0..200 {
+        let seen = visit_all(&stock).await;
+        starts.insert(seen[0]);
+        assert_eq!(seen.iter().collect::<HashSet<_>>().len(), 20);
+        assert_eq!(seen.len(), 20);
+    }
+    assert!(starts.len() > 10, "the start is random: {starts:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_segment_is_passed_over_and_waited_for_last() {
+    let dlock = testing::client();
+    let stock = SegmentedLock::new(&dlock, "stock", 3);
+    let mut holder = stock.pick();
+    let (held, guard) = holder.next().await.unwrap().unwrap();
+    let mut segments = stock.pick();
+    for _ in 0..2 {
+        let (segment, _guard) = segments.next().await.unwrap().unwrap();
+        assert_ne!(segment.index(), held.index());
+        segments.dry();
+    }
+    let began = tokio::time::Instant::now();
+    let release = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        drop(guard);
+    };
+    let (last, ()) = tokio::join!(segments.next(), release);
+    assert_eq!(last.unwrap().unwrap().0.index(), held.index());
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert!(segments.next().await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whichever_becomes_free_is_taken() {
+    let dlock = testing::client();
+    let stock = SegmentedLock::new(&dlock, "stock", 20);
+    for _ in 0..20 {
+        let mut holder = stock.pick();
+        let mut guards = Vec::new();
+        while let Some((segment, guard)) = holder.next().await.unwrap() {
+            guards.push((segment.index(), guard));
+        }
+        let (freed, guard) = guards.swap_remove(7);
+        let mut segments = stock.pick();
+        let release = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            drop(guard);
+        };
+        let (got, ()) = tokio::join!(segments.next(), release);
+        assert_eq!(got.unwrap().unwrap().0.index(), freed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_busy_ends_by_the_wait() {
+    let dlock = testing::client();
+    let stock = SegmentedLock::new(&dlock, "stock", 2).wait(Duration::from_millis(300));
+    let mut holder = stock.pick();
+    let _one = holder.next().await.unwrap().unwrap();
+    let _two = holder.next().await.unwrap().unwrap();
+    let error = stock.pick().next().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_dry_is_tried_last_by_every_lock_of_the_key() {
+    let dlock = testing::client();
+    for _ in 0..50 {
+        let first = SegmentedLock::new(&dlock, "stock", 5);
+        let mut segments = first.pick();
+        let (dry, guard) = segments.next().await.unwrap().unwrap();
+        segments.dry();
+        drop(guard);
+        let another = SegmentedLock::new(&dlock, "stock", 5).dry_for(Duration::ZERO);
+        assert_eq!(visit_all(&another).await.last(), Some(&dry.index()));
+        tokio::time::advance(Duration::from_secs(2)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn weights_and_preference() {
+    let dlock = testing::client();
+    let stock = SegmentedLock::named(&dlock, "stock", [("eu", 900), ("us", 100), ("off", 0)])
+        .dry_for(Duration::ZERO);
+    let mut firsts = [0; 3];
+    for _ in 0..1_000 {
+        let (segment, _guard) = stock.pick().next().await.unwrap().unwrap();
+        firsts[segment.index()] += 1;
+    }
+    assert!((800..980).contains(&firsts[0]) && firsts[2] == 0, "{firsts:?}");
+    let preferring = stock.clone().prefer("us");
+    for _ in 0..50 {
+        let (segment, _guard) = preferring.pick().next().await.unwrap().unwrap();
+        assert_eq!(segment.name(), Some("us"));
+    }
+    let (_us, _held) = preferring.pick().next().await.unwrap().unwrap();
+    let (other, _guard) = preferring.pick().next().await.unwrap().unwrap();
+    assert_ne!(other.name(), Some("us"), "busy: passed over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_input_is_told_and_nothing_is_locked() {
+    let dlock = testing::client();
+    let kind = |lock: SegmentedLock| async move { lock.pick().next().await.unwrap_err().kind() };
+    for lock in [
+        SegmentedLock::new(&dlock, "stock", 0),
+        SegmentedLock::new(&dlock, "stock", 4_097),
+        SegmentedLock::new(&dlock, "stock", u32::MAX),
+        SegmentedLock::new(&dlock, "", 4),
+        SegmentedLock::new(&dlock, "x".repeat(512), 4),
+        SegmentedLock::named(&dlock, "stock", [("a", 1), ("a", 1)]),
+        SegmentedLock::named(&dlock, "stock", [("a", 0)]),
+        SegmentedLock::named(&dlock, "stock", [("a\n", 1)]),
+        SegmentedLock::new(&dlock, "stock", 4).ttl(Duration::ZERO),
+    ] {
+        assert_eq!(kind(lock).await, ErrorKind::Invalid);
+    }
+    assert!(dlock.local_state().held.is_empty());
+}
+
+#[tokio::test]
+async fn the_closure_form_excludes_per_segment_and_can_be_spawned() {
+    let dlock = testing::client();
+    let stock = SegmentedLock::new(&dlock, "stock", 4);
+    let inside: Arc<[AtomicUsize; 4]> = Arc::default();
+    let left = Arc::new(AtomicUsize::new(100));
+    let tasks: Vec<_> = (0..150)
+        .map(|_| {
+            let (stock, inside, left) = (stock.clone(), inside.clone(), left.clone());
+            tokio::spawn(async move {
+                stock
+                    .take(|segment, _guard| {
+                        let (inside, left) = (inside.clone(), left.clone());
+                        async move {
+                            let here = &inside[segment.index()];
+                            assert_eq!(here.fetch_add(1, Ordering::SeqCst), 0, "overlap");
+                            tokio::task::yield_now().await;
+                            let took = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| {
+                                n.checked_sub(1)
+                            });
+                            here.fetch_sub(1, Ordering::SeqCst);
+                            Ok::<_, dlock_core::Error>(took.map_or(Take::Dry, Take::Done))
+                        }
+                    })
+                    .await
+                    .expect("no fault")
+            })
+        })
+        .collect();
+    let mut sold = 0;
+    for task in tasks {
+        sold += usize::from(task.await.expect("no panic").is_some());
+    }
+    assert_eq!(sold, 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn loss_panic_and_cancellation_are_those_of_any_lock() {
+    let dlock = Dlock::connect("memory://segmented-loss").await.unwrap();
+    let operator = Dlock::connect("memory://segmented-loss").await.unwrap();
+    let stock = SegmentedLock::new(&dlock, "stock", 1);
+    let body = |_, _| async {
+        std::future::pending::<()>().await;
+        Ok::<_, dlock_core::Error>(Take::Done(()))
+    };
+    let breaking = async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        operator.break_lock("stock:0").await.unwrap();
+    };
+    let (lost, ()) = tokio::join!(stock.take(body), breaking);
+    assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
+
+    let panicking = stock.clone();
+    let panicked = tokio::spawn(async move {
+        let body = |_, _| async { panic!("in the body") };
+        panicking.take::<(), dlock_core::Error, _, _>(body).await
+    });
+    assert!(panicked.await.is_err());
+    let cancelled = tokio::time::timeout(Duration::from_millis(10), stock.take(body)).await;
+    assert!(cancelled.is_err());
+    let free = stock.pick().next().await.unwrap();
+    assert!(free.is_some(), "nothing is left");
+    drop(free);
+    assert!(dlock.local_state().held.is_empty() && dlock.local_state().waiting.is_empty());
+}
