@@ -47,6 +47,7 @@ use smallvec::SmallVec;
 
 use crate::error::Result;
 
+pub(crate) mod home;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -356,6 +357,8 @@ pub trait Store: Send + Sync + 'static {
     fn change<'a>(&'a self, sale: &'a Sale, change: Change) -> Call<'a, View>;
     /// The counts of every segment, and the sale at the same moment.
     fn counts<'a>(&'a self, sale: &'a Sale) -> Call<'a, (View, Vec<Counts>)>;
+    /// How many segments each epoch had.
+    fn sizes<'a>(&'a self, sale: &'a Sale) -> Call<'a, Vec<u32>>;
     /// Some of the records.
     fn records<'a>(&'a self, sale: &'a Sale, from: Cursor) -> Call<'a, Page>;
     /// Entries of the journal after this number, up to about `limit`.

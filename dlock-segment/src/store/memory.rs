@@ -175,6 +175,10 @@ impl Store for Memory {
         }))
     }
 
+    fn sizes<'a>(&'a self, sale: &'a Sale) -> Call<'a, Vec<u32>> {
+        done(self.with(sale, |home, _| home.units.sizes().to_vec()))
+    }
+
     fn records<'a>(&'a self, sale: &'a Sale, _: Cursor) -> Call<'a, Page> {
         done(self.with(sale, |home, now| Page {
             records: home

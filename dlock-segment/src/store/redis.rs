@@ -239,6 +239,15 @@ impl Store for Redis {
         })
     }
 
+    fn sizes<'a>(&'a self, sale: &'a Sale) -> Call<'a, Vec<u32>> {
+        Box::pin(async move {
+            let name = format!("{}z", self.beside.redis_name(&sale.key)?);
+            let command: [&[u8]; 4] = [b"LRANGE", name.as_bytes(), b"0", b"-1"];
+            let reply = self.command(Some(&sale.key), &command).await?;
+            redis::from_redis_value(reply).map_err(|_| unreadable())
+        })
+    }
+
     fn records<'a>(&'a self, sale: &'a Sale, from: Cursor) -> Call<'a, Page> {
         Box::pin(self.page(sale, from))
     }

@@ -38,6 +38,11 @@ impl Units {
         &self.segments
     }
 
+    /// How many segments each epoch had.
+    pub(crate) fn sizes(&self) -> &[u32] {
+        &self.sizes
+    }
+
     pub(crate) fn epoch(&self) -> u32 {
         self.sizes.len() as u32 - 1
     }

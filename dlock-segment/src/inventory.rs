@@ -1,0 +1,602 @@
+//! The count of a flash sale, kept by the store of the locks.
+
+mod audit;
+mod builder;
+mod combiner;
+mod front;
+mod observe;
+mod outcome;
+mod request;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dlock_core::{Dlock, IntoKey, Key};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+pub use self::audit::{Audit, Disagreement, SegmentAudit};
+pub use self::builder::Builder;
+use self::combiner::Combiner;
+use self::front::Front;
+pub use self::outcome::{
+    Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
+};
+pub use self::request::{Deduct, Refunding, ReservationHandle, Reserve, Restock};
+use crate::error::{Error, Result};
+use crate::store::memory::Memory;
+use crate::store::{Answer, Ask, Change, Durability, Entry, Id, Sale, Store, View};
+
+/// The longest operation id or buyer's id, in bytes.
+pub const MAX_ID_BYTES: usize = 256;
+/// The most units of one request.
+pub const MAX_QUANTITY: u64 = u32::MAX as u64;
+/// The most resizes of one sale.
+pub const MAX_EPOCHS: u32 = 10_000;
+
+/// How long "sold out" is believed without asking again, unless set otherwise.
+const SOLD_OUT_FOR: Duration = Duration::from_millis(100);
+/// How many entries of the journal come at once, about.
+const ENTRIES: usize = 1_000;
+
+/// A sale whose count the store keeps: never below zero, each operation once.
+///
+/// Cheap to clone. Handles of one sale in a process share their round trips.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+/// use dlock_segment::{Deduction, Inventory};
+///
+/// let dlock = dlock_core::Dlock::connect("memory://").await?;
+/// let sale =
+///     Inventory::builder(&dlock, "phone").stock(1_000).segments(16).per_buyer(2).create().await?;
+/// match sale.deduct(1).operation("order-981").buyer("u-7").send().await? {
+///     Deduction::Taken(receipt) => println!("sold {}", receipt.quantity),
+///     Deduction::SoldOut { reserved, .. } => println!("sold out, {reserved} only reserved"),
+///     other => println!("{other:?}"),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Inventory {
+    dlock: Dlock,
+    shared: Arc<Shared>,
+    sold_out_for: Duration,
+}
+
+/// What the handles of a sale in a process share.
+pub(crate) struct Shared {
+    sale: Sale,
+    backing: Backing,
+    front: Front,
+}
+
+enum Backing {
+    /// Answers at once.
+    Memory(Memory),
+    Remote(Arc<dyn Store>, Arc<Combiner>),
+}
+
+/// The sales in use through a client.
+#[derive(Default)]
+struct InUse(Mutex<HashMap<(Key, u64), Weak<Shared>>>);
+
+impl Inventory {
+    /// A sale to be made.
+    pub fn builder(dlock: &Dlock, name: impl IntoKey) -> Builder {
+        Builder::new(dlock, name.into_key())
+    }
+
+    /// A sale that somebody made.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+    /// use dlock_segment::{Error, Inventory};
+    ///
+    /// let missing = Inventory::open(&dlock, "never made").await;
+    /// assert!(matches!(missing, Err(Error::NotFound(_))));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound` if nobody did; `Store` if the store cannot be used, or may throw
+    /// stock away when its memory is full.
+    ///
+    /// # Cancel safety
+    /// It only looks.
+    pub async fn open(dlock: &Dlock, name: impl IntoKey) -> Result<Self> {
+        let key = name.into_key()?;
+        let any = Sale { key: key.clone(), birth: 0 };
+        let store = checked_store(dlock).await?;
+        let view = on_driver(dlock, store, move |store| async move { store.view(&any).await });
+        let view = view.await.map_err(only_looked)?;
+        Self::of(dlock, key, &view)
+    }
+
+    fn of(dlock: &Dlock, key: Key, view: &View) -> Result<Self> {
+        let sale = Sale { key, birth: view.birth };
+        let in_use = dlock.extension::<InUse>();
+        let mut in_use = in_use.0.lock();
+        let known = in_use.get(&(sale.key.clone(), sale.birth)).and_then(Weak::upgrade);
+        let shared = match known {
+            Some(shared) => shared,
+            None => {
+                let shared = Arc::new(Shared {
+                    sale: sale.clone(),
+                    backing: Backing::new(dlock, &sale)?,
+                    front: Front::default(),
+                });
+                if in_use.len() == in_use.capacity() {
+                    in_use.retain(|_, shared| shared.strong_count() > 0);
+                }
+                in_use.insert((sale.key.clone(), sale.birth), Arc::downgrade(&shared));
+                shared
+            }
+        };
+        Ok(Inventory { dlock: dlock.clone(), shared, sold_out_for: SOLD_OUT_FOR })
+    }
+
+    /// The name of the sale.
+    pub fn name(&self) -> &Key {
+        &self.shared.sale.key
+    }
+
+    /// This process asks for units so many times a second at most, over all
+    /// handles of the sale; more is `Throttled`, without a round trip.
+    ///
+    /// # Errors
+    /// `Invalid` if the rate is zero.
+    pub fn admit_per_process(self, per_second: u32) -> Result<Self> {
+        let per_second = NonZeroU32::new(per_second)
+            .ok_or_else(|| Error::Invalid("a rate of 0 would admit nobody".into()))?;
+        self.shared.front.limit(per_second);
+        Ok(self)
+    }
+
+    /// For how long this handle believes "sold out" without asking again. Zero:
+    /// it always asks.
+    #[must_use]
+    pub fn sold_out_for(mut self, age: Duration) -> Self {
+        self.sold_out_for = age;
+        self
+    }
+
+    /// Takes units: all of them or none.
+    pub fn deduct(&self, quantity: u64) -> Deduct<'_> {
+        Deduct::new(self, quantity)
+    }
+
+    /// Reserves units for a while.
+    pub fn reserve(&self, quantity: u64) -> Reserve<'_> {
+        Reserve::new(self, quantity)
+    }
+
+    /// The reservation of this operation, whoever made it.
+    pub fn reservation(&self, operation: impl AsRef<str>) -> ReservationHandle<'_> {
+        ReservationHandle::new(self, operation.as_ref())
+    }
+
+    /// Gives units of an operation back.
+    pub fn refund(&self, operation: impl AsRef<str>) -> Refunding<'_> {
+        Refunding::new(self, operation.as_ref())
+    }
+
+    /// Adds units.
+    pub fn restock(&self, quantity: u64) -> Restock<'_> {
+        Restock::new(self, quantity)
+    }
+
+    /// Settles for good what became of an operation: applied, or not applied and
+    /// refused from now on, however late it comes (within the retention).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::{Deduction, Inventory, Resolved};
+    /// # let sale = Inventory::builder(&dlock, "resolve").stock(5).create().await?;
+    /// assert_eq!(sale.resolve("order-1").await?, Resolved::NotApplied);
+    /// assert_eq!(sale.deduct(1).operation("order-1").send().await?, Deduction::Refused);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Unknown` if the store did not answer: call it again. `NotFound` if the sale
+    /// is gone, `Invalid` for an id out of bounds.
+    ///
+    /// # Cancel safety
+    /// It may have been settled when it is dropped.
+    pub async fn resolve(&self, operation: impl AsRef<str>) -> Result<Resolved> {
+        let id = checked_id("operation id", operation.as_ref())?;
+        let ask = Ask::Resolve { operation: id.clone() };
+        match self.ask(ask, Some(&id)).await? {
+            (_, Answer::Found(record)) => Ok(Resolved::of(&id, record)),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// The counts now. Reservations that expired count as available.
+    ///
+    /// # Errors
+    /// `NotFound` if the sale is gone, `Store` if the store cannot be used.
+    ///
+    /// # Cancel safety
+    /// It only looks.
+    pub async fn stock(&self) -> Result<Stock> {
+        loop {
+            let sale = self.shared.sale.clone();
+            let view = self.call(move |store| async move { store.view(&sale).await }).await;
+            let view = view.map_err(only_looked)?;
+            // Thousands that expired at once are given back some at a time.
+            if view.next_expiry == 0 || view.next_expiry > view.now {
+                self.shared.front.learn(&view, &Answer::Absent, self.sold_out_for);
+                return Ok(view.into());
+            }
+        }
+    }
+
+    /// Counts everything again: see [`Audit`].
+    ///
+    /// # Errors
+    /// As [`stock`](Self::stock).
+    ///
+    /// # Cancel safety
+    /// It only looks.
+    pub async fn audit(&self) -> Result<Audit> {
+        let sale = self.shared.sale.clone();
+        self.call(move |store| async move { audit::of(&*store, &sale).await })
+            .await
+            .map_err(only_looked)
+    }
+
+    /// The effects after this entry of the journal (0: from the start), in order,
+    /// some at a time; go on after the last. Each comes at least once. Empty: no
+    /// more for now.
+    ///
+    /// # Errors
+    /// `Invalid` if the sale was made without a [`journal`](Builder::journal);
+    /// else as [`stock`](Self::stock).
+    ///
+    /// # Cancel safety
+    /// It only looks.
+    pub async fn journal(&self, after: u64) -> Result<Vec<Entry>> {
+        let sale = self.shared.sale.clone();
+        let read = move |store: Arc<dyn Store>| async move {
+            let entries = store.journal(&sale, after, ENTRIES).await?;
+            if entries.is_empty() && store.view(&sale).await?.journal == 0 {
+                return Err(Error::Invalid(
+                    "the sale keeps no journal; make it with .journal(entries)".into(),
+                ));
+            }
+            Ok(entries)
+        };
+        self.call(read).await.map_err(only_looked)
+    }
+
+    /// Sells from `opens` until `closes`, by the store's clock; `None`: no bound.
+    ///
+    /// # Errors
+    /// `Invalid` if it would close before it opens; `NotFound`, `Store`, `Unknown`.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped. So for every change below.
+    pub async fn window(&self, opens: Option<SystemTime>, closes: Option<SystemTime>) -> Result<Stock> {
+        let (opens_at, closes_at) = builder::window(opens, closes)?;
+        self.change(Change::Window { opens_at, closes_at }).await
+    }
+
+    /// Sells nothing until [`resume`](Self::resume). Reservations go on.
+    ///
+    /// # Errors
+    /// `NotFound`, `Store`, `Unknown`.
+    pub async fn pause(&self) -> Result<Stock> {
+        self.change(Change::Pause).await
+    }
+
+    /// Ends a [`pause`](Self::pause).
+    ///
+    /// # Errors
+    /// As [`pause`](Self::pause).
+    pub async fn resume(&self) -> Result<Stock> {
+        self.change(Change::Resume).await
+    }
+
+    /// Changes how many units a buyer may have; `None`: any number. What buyers
+    /// have already counts.
+    ///
+    /// # Errors
+    /// `Invalid` out of bounds; else as [`pause`](Self::pause).
+    pub async fn limit_per_buyer(&self, limit: impl Into<Option<u64>>) -> Result<Stock> {
+        let limit = match limit.into() {
+            Some(limit) => checked_quantity("the limit per buyer", limit)?,
+            None => 0,
+        };
+        self.change(Change::PerBuyer(limit)).await
+    }
+
+    /// Shares what is available out over another number of segments, while the
+    /// sale runs. Receipts stay good.
+    ///
+    /// # Errors
+    /// `Invalid` out of bounds; else as [`pause`](Self::pause).
+    pub async fn resize(&self, segments: u32) -> Result<Stock> {
+        builder::checked_segments(segments)?;
+        if self.stock().await?.epoch >= MAX_EPOCHS {
+            let what = format!("the sale was resized {MAX_EPOCHS} times; make a new one");
+            return Err(Error::Invalid(what));
+        }
+        self.change(Change::Resize(segments)).await
+    }
+
+    /// Shares what is available out evenly.
+    ///
+    /// # Errors
+    /// As [`pause`](Self::pause).
+    pub async fn rebalance(&self) -> Result<Stock> {
+        self.change(Change::Rebalance).await
+    }
+
+    /// Forgets the sale and all that is kept of it; whether it was there.
+    ///
+    /// # Errors
+    /// `Store`, `Unknown`.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped.
+    pub async fn remove(&self) -> Result<bool> {
+        let sale = self.shared.sale.clone();
+        self.call(move |store| async move { store.remove(&sale).await }).await
+    }
+
+    /// Whether the store answers, and what it would lose if its server ended.
+    ///
+    /// # Cancel safety
+    /// It only looks.
+    pub async fn health(&self) -> Health {
+        let client = self.dlock.health().await;
+        let durability = self.call(|store| async move { store.durability().await }).await;
+        Health { client, durability: durability.unwrap_or_default() }
+    }
+
+    async fn change(&self, change: Change) -> Result<Stock> {
+        let sale = self.shared.sale.clone();
+        let view = self.call(move |store| async move { store.change(&sale, change).await }).await?;
+        self.shared.front.learn(&view, &Answer::Absent, self.sold_out_for);
+        observe::changed(&self.shared.sale.key, &change);
+        Ok(view.into())
+    }
+
+    /// A call outside the combiner.
+    async fn call<T, C, F>(&self, call: C) -> Result<T>
+    where
+        T: Send + 'static,
+        C: FnOnce(Arc<dyn Store>) -> F + Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        on_driver(&self.dlock, self.shared.backing.store(&self.dlock)?, call).await
+    }
+
+    /// Sends a request, and again under its id for as long as nobody knows what
+    /// came of it.
+    async fn ask(&self, ask: Ask, id: Option<&Id>) -> Result<(View, Answer)> {
+        let answered = self.ask_until_known(ask, id).await;
+        if let Ok((view, answer)) = &answered {
+            self.shared.front.learn(view, answer, self.sold_out_for);
+        }
+        observe::answered(&self.shared.sale.key, &answered);
+        answered
+    }
+
+    async fn ask_until_known(&self, ask: Ask, id: Option<&Id>) -> Result<(View, Answer)> {
+        let combiner = match &self.shared.backing {
+            Backing::Memory(memory) => loop {
+                match memory.apply_one(&self.shared.sale, &ask)? {
+                    (_, Answer::Again) => {}
+                    answered => return Ok(answered),
+                }
+            },
+            Backing::Remote(_, combiner) => combiner,
+        };
+        let Some(id) = id else { return combiner.send(ask).await };
+        let unknown = || Error::Unknown(Some(crate::error::Operation(id.clone())));
+        let began = tokio::time::Instant::now();
+        let patience = self.dlock.beside().call_timeout() * 2;
+        let mut in_doubt = false;
+        loop {
+            match combiner.send(ask.clone()).await {
+                Err(Error::Unknown(_)) => in_doubt = true,
+                // Not this time; but an earlier one may have been applied.
+                Err(error) if !in_doubt => return Err(error),
+                Err(Error::Store(_)) => {}
+                known => return known,
+            }
+            if began.elapsed() >= patience {
+                return Err(unknown());
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Before a request whose outcome is not known is sent again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl fmt::Debug for Inventory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inventory").field("sale", &self.shared.sale.key).finish_non_exhaustive()
+    }
+}
+
+/// How the store of a sale does: [`Inventory::health`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Health {
+    /// Whether the server answers, and how fast.
+    pub client: dlock_core::Health,
+    /// What would survive its end.
+    pub durability: Durability,
+}
+
+impl Health {
+    /// Whether the server answers.
+    pub fn is_ok(&self) -> bool {
+        self.client.is_ok()
+    }
+
+    /// What a crash of the server could lose, in words; `None`: nothing that was
+    /// answered.
+    pub fn at_risk(&self) -> Option<&'static str> {
+        match (self.durability.append_only, self.durability.fsync.as_deref()) {
+            (Some(true), Some("always")) => None,
+            (Some(true), Some("everysec")) => Some("about a second of effects"),
+            (Some(true), _) => Some("effects since the system last wrote to disk"),
+            (Some(false), _) => Some("everything since the last snapshot, or everything"),
+            (None, _) => Some("not known: the server does not tell how it persists"),
+        }
+    }
+}
+
+impl Backing {
+    fn new(dlock: &Dlock, sale: &Sale) -> Result<Self> {
+        if let Some(memory) = Memory::new(dlock.beside()) {
+            return Ok(Backing::Memory(memory));
+        }
+        let store = store(dlock)?;
+        let combiner = Combiner::new(store.clone(), dlock.beside(), sale.clone());
+        Ok(Backing::Remote(store, Arc::new(combiner)))
+    }
+
+    fn store(&self, dlock: &Dlock) -> Result<Arc<dyn Store>> {
+        match self {
+            Backing::Memory(_) => store(dlock),
+            Backing::Remote(store, _) => Ok(store.clone()),
+        }
+    }
+}
+
+/// The store beside the locks of this client.
+fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
+    if let Some(memory) = Memory::new(dlock.beside()) {
+        return Ok(Arc::new(memory));
+    }
+    #[cfg(feature = "redis")]
+    if let Some(redis) = crate::store::redis::Redis::new(dlock.beside()) {
+        return Ok(Arc::new(redis));
+    }
+    let name = dlock.capabilities().name;
+    Err(Error::Store(
+        dlock_core::Error::new(dlock_core::ErrorKind::Unsupported, dlock_core::Operation::Stock)
+            .saying(format!("{name}:// keeps no stock; memory:// and redis:// do")),
+    ))
+}
+
+/// Whether the server of this client was seen to keep what it is given.
+#[derive(Default)]
+struct Checked(Mutex<bool>);
+
+async fn checked_store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
+    let store = store(dlock)?;
+    let checked = dlock.extension::<Checked>();
+    if dlock.capabilities().remote && !*checked.0.lock() {
+        let asked = store.clone();
+        let durability = on_driver(dlock, asked, |store| async move { store.durability().await });
+        match durability.await?.eviction.as_deref() {
+            None => {
+                tracing::warn!(target: "dlock::stock", "the server does not tell its maxmemory-policy; it must be noeviction");
+            }
+            Some("noeviction") => {}
+            Some(policy) => {
+                return Err(Error::Store(
+                    dlock_core::Error::new(
+                        dlock_core::ErrorKind::Config,
+                        dlock_core::Operation::Stock,
+                    )
+                    .saying(format!(
+                        "the server's maxmemory-policy is `{policy}`, which throws stock away when the memory is full; set it to noeviction"
+                    )),
+                ));
+            }
+        }
+        *checked.0.lock() = true;
+    }
+    Ok(store)
+}
+
+/// Runs a call where the connections live; on the embedded store, right here.
+async fn on_driver<T, C, F>(dlock: &Dlock, store: Arc<dyn Store>, call: C) -> Result<T>
+where
+    T: Send + 'static,
+    C: FnOnce(Arc<dyn Store>) -> F + Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    if !dlock.capabilities().remote {
+        return call(store).await;
+    }
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    dlock.beside().spawn(async move {
+        let _ = answer.send(call(store).await);
+    })?;
+    answered.await.unwrap_or(Err(Error::Unknown(None)))
+}
+
+/// A call that changes nothing is not unknown but failed.
+fn only_looked(error: Error) -> Error {
+    match error {
+        Error::Unknown(_) => Error::Store(
+            dlock_core::Error::new(
+                dlock_core::ErrorKind::Unavailable,
+                dlock_core::Operation::Stock,
+            )
+            .saying("the store did not answer, or not in words known here"),
+        ),
+        error => error,
+    }
+}
+
+fn checked_id(what: &str, id: &str) -> Result<Id> {
+    if id.is_empty() || id.len() > MAX_ID_BYTES || id.chars().any(char::is_control) {
+        return Err(Error::Invalid(format!(
+            "the {what} must have 1 to {MAX_ID_BYTES} bytes and no control characters"
+        )));
+    }
+    Ok(id.into())
+}
+
+fn checked_quantity(what: &str, quantity: u64) -> Result<u64> {
+    if quantity == 0 || quantity > MAX_QUANTITY {
+        return Err(Error::Invalid(format!("{what} must be 1 to {MAX_QUANTITY}")));
+    }
+    Ok(quantity)
+}
+
+/// At least a millisecond and at most ten years.
+fn checked_millis(what: &str, duration: Duration) -> Result<u64> {
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    if millis == 0 || duration > Duration::from_secs(3_650 * 86_400) {
+        return Err(Error::Invalid(format!("{what} must be a millisecond at least and ten years at most")));
+    }
+    Ok(millis)
+}
+
+fn unix_millis(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    match answer {
+        Answer::Conflict => Error::Conflict(
+            "this operation id stands for another request (kind, quantity or buyer); use a new id".into(),
+        ),
+        Answer::Absent => Error::NotFound(
+            "there is no such operation, or its retention is over".into(),
+        ),
+        Answer::BuyerMissing => {
+            Error::Invalid("the sale limits each buyer; name one with .buyer(..)".into())
+        }
+        Answer::Overflow => Error::Invalid("the sale would have 2^53 units or more".into()),
+        other => Error::Conflict(format!("the store answered {other:?}")),
+    }
+}

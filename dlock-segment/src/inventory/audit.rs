@@ -1,0 +1,242 @@
+//! Counting everything again.
+//!
+//! The counts are read, then every record, then the counts once more. If nothing
+//! changed in between, all must agree to the unit; else only what holds at any
+//! moment is checked, after a few tries.
+
+use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::store::home::cut;
+use crate::store::{Counts, Cursor, Fate, Id, Record, Sale, Store, View};
+
+/// How often a sale that moves is counted again.
+const TRIES: usize = 5;
+
+/// What [`Inventory::audit`](crate::Inventory::audit) found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the fields are named like what they hold")]
+pub struct Audit {
+    pub initial: u64,
+    pub restocked: u64,
+    pub available: u64,
+    pub reserved: u64,
+    pub sold: u64,
+    pub segments: Vec<SegmentAudit>,
+    /// How many records of operations were read.
+    pub operations: u64,
+    /// Whether nothing changed while it was counted, so that all was checked.
+    pub exact: bool,
+    /// What does not agree.
+    pub disagreements: Vec<Disagreement>,
+}
+
+impl Audit {
+    /// Whether everything agrees.
+    pub fn is_clean(&self) -> bool {
+        self.disagreements.is_empty()
+    }
+}
+
+/// One segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SegmentAudit {
+    /// What the sale counts: supplied = available + reserved + sold.
+    pub counts: Counts,
+    /// What the open reservations have of it.
+    pub held: u64,
+    /// What the operations on record bought of it and did not give back; the rest
+    /// of what is sold was sold without an id, or before the retention.
+    pub sold_by_id: u64,
+}
+
+/// Something that does not agree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Disagreement {
+    /// The operation, where one is to blame.
+    pub operation: Option<String>,
+    /// What is wrong.
+    pub what: String,
+}
+
+pub(super) async fn of(store: &dyn Store, sale: &Sale) -> Result<Audit> {
+    let mut tries = 0;
+    loop {
+        let (before, counts) = store.counts(sale).await?;
+        let mut records: HashMap<Id, Option<Record>> = HashMap::new();
+        let mut buyers: HashMap<Id, u64> = HashMap::new();
+        let mut from = Some(Cursor::default());
+        while let Some(cursor) = from {
+            let page = store.records(sale, cursor).await?;
+            for (id, record) in page.records {
+                records.entry(id).or_insert(record); // the newer comes first
+            }
+            buyers.extend(page.buyers);
+            from = page.next;
+        }
+        let (after, _) = store.counts(sale).await?;
+        tries += 1;
+        let exact = before.changes == after.changes && before.next_expiry == after.next_expiry;
+        if exact || tries == TRIES {
+            let sizes = store.sizes(sale).await?;
+            return Ok(Count { view: before, counts, records, buyers, sizes, exact }.audit());
+        }
+    }
+}
+
+struct Count {
+    view: View,
+    counts: Vec<Counts>,
+    records: HashMap<Id, Option<Record>>,
+    buyers: HashMap<Id, u64>,
+    sizes: Vec<u32>,
+    exact: bool,
+}
+
+impl Count {
+    fn audit(self) -> Audit {
+        let view = &self.view;
+        let mut audit = Audit {
+            initial: view.initial,
+            restocked: view.restocked,
+            available: view.available,
+            reserved: view.reserved,
+            sold: view.sold,
+            segments: self
+                .counts
+                .iter()
+                .map(|&counts| SegmentAudit { counts, held: 0, sold_by_id: 0 })
+                .collect(),
+            operations: self.records.len() as u64,
+            exact: self.exact,
+            disagreements: Vec::new(),
+        };
+        self.check_counts(&mut audit);
+        let has = self.check_records(&mut audit);
+        if self.exact {
+            self.check_sums(&mut audit, &has);
+        }
+        audit
+    }
+
+    fn check_counts(&self, audit: &mut Audit) {
+        let View { initial, restocked, available, reserved, sold, .. } = self.view;
+        if initial + restocked != available + reserved + sold {
+            audit.wrong(None, format!(
+                "initial {initial} + restocked {restocked} is not available {available} + reserved {reserved} + sold {sold}"
+            ));
+        }
+        let mut sum = Counts::default();
+        for (at, counts) in self.counts.iter().enumerate() {
+            let Counts { available, reserved, sold, supplied } = *counts;
+            if supplied != available + reserved + sold {
+                audit.wrong(None, format!(
+                    "segment {at}: supplied {supplied} is not available {available} + reserved {reserved} + sold {sold}"
+                ));
+            }
+            sum.available += available;
+            sum.reserved += reserved;
+            sum.sold += sold;
+        }
+        if (sum.available, sum.reserved, sum.sold) != (available, reserved, sold) {
+            audit.wrong(None, format!("the segments together have {sum:?}, not the totals"));
+        }
+    }
+
+    /// Sums the records up by segment; answers what the buyers should have.
+    fn check_records(&self, audit: &mut Audit) -> HashMap<Id, u64> {
+        let mut has: HashMap<Id, u64> = HashMap::new();
+        let mut refunds: HashMap<Id, u64> = HashMap::new();
+        for (id, record) in &self.records {
+            let Some(record) = record else {
+                audit.wrong(Some(id), "its record cannot be read".into());
+                continue;
+            };
+            let total: u64 = record.parts.iter().map(|(_, quantity)| quantity).sum();
+            let has_parts = !matches!(record.fate, Fate::Restock | Fate::Tombstone);
+            if has_parts && total != record.quantity {
+                audit.wrong(Some(id), format!("its parts sum up to {total}, not {}", record.quantity));
+            }
+            if record.fate == Fate::Refund
+                && let Some(of) = &record.whose
+            {
+                *refunds.entry(of.clone()).or_default() += record.quantity;
+            }
+            let held = record.fate == Fate::Reserved;
+            let quantity = if held { record.quantity } else { record.sold() };
+            if quantity == 0 {
+                continue;
+            }
+            if let Some(buyer) = &record.whose {
+                *has.entry(buyer.clone()).or_default() += quantity;
+            }
+            for (segment, quantity) in cut(&record.parts, record.refunded, quantity) {
+                let Some(at) = self.place(record.epoch, segment) else {
+                    audit.wrong(Some(id), format!("epoch {} has no segment {segment}", record.epoch));
+                    continue;
+                };
+                let sums = &mut audit.segments[at];
+                *(if held { &mut sums.held } else { &mut sums.sold_by_id }) += quantity;
+            }
+        }
+        for (of, refunded) in refunds {
+            if let Some(Some(record)) = self.records.get(&of)
+                && refunded > record.refunded
+            {
+                let what = format!("refunds of {refunded} are on record, it says {}", record.refunded);
+                audit.wrong(Some(&of), what);
+            }
+        }
+        has
+    }
+
+    /// What must agree if nothing moved.
+    fn check_sums(&self, audit: &mut Audit, has: &HashMap<Id, u64>) {
+        for at in 0..audit.segments.len() {
+            let SegmentAudit { counts, held, sold_by_id } = audit.segments[at];
+            if held != counts.reserved {
+                let reserved = counts.reserved;
+                audit.wrong(None, format!("segment {at}: {reserved} reserved, reservations have {held}"));
+            }
+            if sold_by_id > counts.sold {
+                let sold = counts.sold;
+                audit.wrong(None, format!("segment {at}: {sold} sold, operations bought {sold_by_id}"));
+            }
+        }
+        // Older records may be gone, with what they bought.
+        let young = self.view.now < self.view.birth / 1_000 + self.view.retention;
+        let sold: u64 = audit.segments.iter().map(|segment| segment.sold_by_id).sum();
+        let counted = self.view.sold_by_id;
+        if sold > counted || (young && sold != counted) {
+            audit.wrong(None, format!("{counted} sold under an id, operations bought {sold}"));
+        }
+        for (buyer, has) in has {
+            let counted = self.buyers.get(buyer).copied().unwrap_or(0);
+            if *has > counted || (young && self.is_all_by_id() && *has != counted) {
+                audit.wrong(None, format!("a buyer has {counted}, operations say {has}"));
+            }
+        }
+    }
+
+    fn is_all_by_id(&self) -> bool {
+        self.view.sold == self.view.sold_by_id
+    }
+
+    fn place(&self, epoch: u32, segment: u32) -> Option<usize> {
+        (segment < *self.sizes.get(epoch as usize)?).then_some(())?;
+        let later = self.sizes.iter().skip(epoch as usize + 1);
+        let at = later.fold(segment, |segment, &size| segment % size) as usize;
+        (at < self.counts.len()).then_some(at)
+    }
+}
+
+impl Audit {
+    fn wrong(&mut self, operation: Option<&Id>, what: String) {
+        let operation = operation.map(|id| id.to_string());
+        self.disagreements.push(Disagreement { operation, what });
+    }
+}

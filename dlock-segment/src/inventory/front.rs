@@ -1,0 +1,87 @@
+//! What stands in front of the store: a flag that says "sold out" without a round
+//! trip, and a limit of requests for the process.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use governor::clock::{Clock as _, DefaultClock};
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::outcome::SoldOut;
+use crate::error::{Error, Result};
+use crate::store::{Answer, View};
+
+#[derive(Default)]
+pub(crate) struct Front {
+    raised: AtomicBool,
+    flag: Mutex<Option<Flag>>,
+    limited: AtomicBool,
+    limiter: Mutex<Option<Arc<DefaultDirectRateLimiter>>>,
+}
+
+/// The last "sold out".
+#[derive(Clone, Copy)]
+struct Flag {
+    available: u64,
+    until: Instant,
+    said: SoldOut,
+    at: Instant,
+}
+
+impl Front {
+    pub(crate) fn limit(&self, per_second: NonZeroU32) {
+        *self.limiter.lock() = Some(Arc::new(RateLimiter::direct(Quota::per_second(per_second))));
+        self.limited.store(true, Ordering::Release);
+    }
+
+    /// Lets a request through, or says when it may come again.
+    pub(crate) fn admit(&self) -> Result<()> {
+        if !self.limited.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let Some(limiter) = self.limiter.lock().clone() else { return Ok(()) };
+        limiter.check().map_err(|not_until| Error::Throttled {
+            retry_after: not_until.wait_time_from(DefaultClock::default().now()),
+        })
+    }
+
+    /// What a request for so many units would hear, if that is known.
+    pub(crate) fn sold_out(&self, quantity: u64) -> Option<SoldOut> {
+        if !self.raised.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut flag = self.flag.lock();
+        let Flag { available, until, mut said, at } = (*flag)?;
+        let now = Instant::now();
+        if now >= until {
+            *flag = None;
+            self.raised.store(false, Ordering::Release);
+            return None;
+        }
+        said.next_expiry = said.next_expiry.map(|left| left.saturating_sub(now - at));
+        (quantity > available).then_some(said)
+    }
+
+    /// Learns from an answer. The flag lasts for `age` at most, and not beyond
+    /// the next expiry.
+    pub(crate) fn learn(&self, view: &View, answer: &Answer, age: Duration) {
+        if *answer == Answer::SoldOut && !age.is_zero() {
+            let said = SoldOut::of(view);
+            let now = Instant::now();
+            let lasts = said.next_expiry.map_or(age, |left| left.min(age));
+            let available = view.available;
+            *self.flag.lock() = Some(Flag { available, until: now + lasts, said, at: now });
+            self.raised.store(true, Ordering::Release);
+        } else if self.raised.load(Ordering::Acquire) {
+            let mut flag = self.flag.lock();
+            if flag.is_some_and(|flag| view.available > flag.available) {
+                *flag = None;
+                self.raised.store(false, Ordering::Release);
+            }
+        }
+    }
+}

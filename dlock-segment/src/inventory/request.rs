@@ -1,0 +1,374 @@
+//! The requests of a sale, each built up and then sent.
+
+use std::time::Duration;
+
+use super::{
+    Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation, checked_id,
+    checked_millis, checked_quantity, unexpected,
+};
+use crate::error::{Error, Result};
+use crate::inventory::outcome::SoldOut;
+use crate::store::{Answer, Ask, Fate, Id, Record, View};
+
+/// How long a reservation lasts, unless set otherwise.
+const RESERVED_FOR: Duration = Duration::from_secs(15 * 60);
+
+/// Who asks for units, under which id.
+#[derive(Clone, Debug)]
+struct Who<'a> {
+    sale: &'a Inventory,
+    quantity: u64,
+    operation: Option<String>,
+    buyer: Option<String>,
+    first_try: bool,
+}
+
+impl Who<'_> {
+    fn checked(&self) -> Result<(u64, Option<Id>, Option<Id>)> {
+        let quantity = checked_quantity("the quantity", self.quantity)?;
+        let id = |what, id: &Option<String>| match id {
+            Some(id) => checked_id(what, id).map(Some),
+            None => Ok(None),
+        };
+        Ok((quantity, id("operation id", &self.operation)?, id("buyer's id", &self.buyer)?))
+    }
+
+    /// "Sold out" without asking. Not for one who may have bought already.
+    fn sold_out(&self) -> Option<SoldOut> {
+        let may_know = self.operation.is_none() || self.first_try;
+        may_know.then(|| self.sale.shared.front.sold_out(self.quantity)).flatten()
+    }
+}
+
+/// Writes the options of a request for units.
+macro_rules! who_options {
+    () => {
+        /// The id under which this happens once, whoever sends it however often.
+        #[must_use]
+        pub fn operation(mut self, id: impl Into<String>) -> Self {
+            self.who.operation = Some(id.into());
+            self
+        }
+
+        /// For whom.
+        #[must_use]
+        pub fn buyer(mut self, id: impl Into<String>) -> Self {
+            self.who.buyer = Some(id.into());
+            self
+        }
+
+        /// Says that the operation id is new and was never sent before, so that
+        /// "sold out" may be answered without a round trip. Without it a request
+        /// with an id always asks: it may be the retry of somebody who bought.
+        #[must_use]
+        pub fn first_try(mut self) -> Self {
+            self.who.first_try = true;
+            self
+        }
+    };
+}
+
+/// A deduction: [`Inventory::deduct`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is taken until send() is awaited"]
+pub struct Deduct<'a> {
+    who: Who<'a>,
+}
+
+impl<'a> Deduct<'a> {
+    pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
+        Deduct { who: Who { sale, quantity, operation: None, buyer: None, first_try: false } }
+    }
+
+    who_options!();
+
+    /// Takes the units.
+    ///
+    /// # Errors
+    /// `Unknown` if the store did not answer; under an id it was asked again for
+    /// a while. `Conflict` if the id stands for something else. `Throttled`,
+    /// `Invalid`, `NotFound`, `Store`: nothing was taken.
+    ///
+    /// # Cancel safety
+    /// Dropped before it was sent, nothing happens; later, the units may be taken:
+    /// under an id, [`Inventory::resolve`] or the same call again tells.
+    pub async fn send(self) -> Result<Deduction> {
+        let (quantity, operation, buyer) = self.who.checked()?;
+        let sale = self.who.sale;
+        sale.shared.front.admit()?;
+        if let Some(sold_out) = self.who.sold_out() {
+            return Ok(Deduction::sold_out(sold_out));
+        }
+        let ask = Ask::Deduct { quantity, operation: operation.clone(), buyer };
+        let (view, answer) = sale.ask(ask, operation.as_ref()).await?;
+        Ok(match answer {
+            Answer::Found(Record { fate: Fate::Tombstone, .. }) => Deduction::Refused,
+            Answer::Found(record) => Deduction::Taken(Receipt::of(operation.as_ref(), record)),
+            Answer::SoldOut => Deduction::sold_out(SoldOut::of(&view)),
+            Answer::LimitReached => Deduction::LimitReached,
+            Answer::NotStarted => Deduction::NotStarted { opens_in: opens_in(&view) },
+            Answer::Ended => Deduction::Ended,
+            Answer::Paused => Deduction::Paused,
+            other => return Err(unexpected(&other)),
+        })
+    }
+}
+
+fn opens_in(view: &View) -> Duration {
+    Duration::from_millis(view.opens_at.saturating_sub(view.now))
+}
+
+/// A reservation to be made: [`Inventory::reserve`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is reserved until send() is awaited"]
+pub struct Reserve<'a> {
+    who: Who<'a>,
+    expires_in: Duration,
+}
+
+impl<'a> Reserve<'a> {
+    pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
+        let who = Who { sale, quantity, operation: None, buyer: None, first_try: false };
+        Reserve { who, expires_in: RESERVED_FOR }
+    }
+
+    who_options!();
+
+    /// For how long; 15 minutes by default.
+    #[must_use]
+    pub fn expires_in(mut self, duration: Duration) -> Self {
+        self.expires_in = duration;
+        self
+    }
+
+    /// Reserves the units. They need an operation id, to be confirmed by.
+    ///
+    /// # Errors
+    /// As [`Deduct::send`].
+    ///
+    /// # Cancel safety
+    /// As [`Deduct::send`]; what nobody confirms expires.
+    pub async fn send(self) -> Result<Reservation> {
+        let (quantity, operation, buyer) = self.who.checked()?;
+        let expires_in = checked_millis("the time of a reservation", self.expires_in)?;
+        let Some(operation) = operation else {
+            return Err(Error::Invalid("a reservation needs an .operation(id)".into()));
+        };
+        let sale = self.who.sale;
+        sale.shared.front.admit()?;
+        if let Some(sold_out) = self.who.sold_out() {
+            return Ok(Reservation::sold_out(sold_out));
+        }
+        let id = operation.clone();
+        let ask = Ask::Reserve { quantity, operation, buyer, expires_in };
+        let (view, answer) = sale.ask(ask, Some(&id)).await?;
+        Ok(match answer {
+            Answer::Found(Record { fate: Fate::Tombstone, .. }) => Reservation::Refused,
+            Answer::Found(record) => Reservation::Held(Hold::of(&id, record)),
+            Answer::SoldOut => Reservation::sold_out(SoldOut::of(&view)),
+            Answer::LimitReached => Reservation::LimitReached,
+            Answer::NotStarted => Reservation::NotStarted { opens_in: opens_in(&view) },
+            Answer::Ended => Reservation::Ended,
+            Answer::Paused => Reservation::Paused,
+            other => return Err(unexpected(&other)),
+        })
+    }
+}
+
+/// The reservation of an operation: [`Inventory::reservation`].
+///
+/// Every call answers how the reservation stands afterwards: who confirms one
+/// that expired hears [`HoldState::Expired`], and who does the same twice hears
+/// the same twice.
+#[derive(Clone, Debug)]
+#[must_use = "it does nothing until one of its calls is awaited"]
+pub struct ReservationHandle<'a> {
+    sale: &'a Inventory,
+    operation: String,
+}
+
+impl<'a> ReservationHandle<'a> {
+    pub(super) fn new(sale: &'a Inventory, operation: &str) -> Self {
+        ReservationHandle { sale, operation: operation.to_owned() }
+    }
+
+    /// Sells what is reserved.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such operation, `Conflict` if it is not a
+    /// reservation, `Unknown`, `Store`.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped; so for the calls below.
+    pub async fn confirm(&self) -> Result<HoldState> {
+        self.settle(|operation| Ask::Confirm { operation }).await
+    }
+
+    /// Gives back what is reserved. Before the reservation came, it refuses it.
+    ///
+    /// # Errors
+    /// As [`confirm`](Self::confirm), but never `NotFound` for the operation.
+    pub async fn cancel(&self) -> Result<HoldState> {
+        self.settle(|operation| Ask::Cancel { operation }).await
+    }
+
+    /// Lets it last for `duration` from now, if that is longer than it would.
+    /// Repeated or raced, it is done once: the end is fixed before it is sent.
+    ///
+    /// # Errors
+    /// As [`confirm`](Self::confirm).
+    pub async fn extend(&self, duration: Duration) -> Result<HoldState> {
+        let lasts = checked_millis("the time of a reservation", duration)?;
+        let id = checked_id("operation id", &self.operation)?;
+        let (view, _) = self.sale.ask(Ask::Look { operation: id.clone() }, Some(&id)).await?;
+        let until = view.now + lasts;
+        self.settle(|operation| Ask::Extend { operation, until }).await
+    }
+
+    /// The reservation as it stands.
+    ///
+    /// # Errors
+    /// As [`confirm`](Self::confirm).
+    pub async fn look(&self) -> Result<Hold> {
+        let id = checked_id("operation id", &self.operation)?;
+        match self.sale.ask(Ask::Look { operation: id.clone() }, Some(&id)).await? {
+            (_, Answer::Found(record)) if state_of(&record).is_some() => Ok(Hold::of(&id, record)),
+            (_, Answer::Found(_)) => Err(unexpected(&Answer::Conflict)),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    async fn settle(&self, ask: impl FnOnce(Id) -> Ask) -> Result<HoldState> {
+        let id = checked_id("operation id", &self.operation)?;
+        match self.sale.ask(ask(id.clone()), Some(&id)).await? {
+            (_, Answer::Found(record)) => {
+                state_of(&record).ok_or_else(|| unexpected(&Answer::Conflict))
+            }
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn state_of(record: &Record) -> Option<HoldState> {
+    Some(match record.fate {
+        Fate::Reserved => HoldState::Open,
+        Fate::Confirmed => HoldState::Confirmed,
+        Fate::Cancelled => HoldState::Cancelled,
+        Fate::Expired => HoldState::Expired,
+        Fate::Tombstone => HoldState::Refused,
+        Fate::Taken | Fate::Refund | Fate::Restock => return None,
+    })
+}
+
+/// A refund: [`Inventory::refund`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is given back until send() is awaited"]
+pub struct Refunding<'a> {
+    sale: &'a Inventory,
+    of: String,
+    quantity: Option<u64>,
+    operation: Option<String>,
+}
+
+impl<'a> Refunding<'a> {
+    pub(super) fn new(sale: &'a Inventory, of: &str) -> Self {
+        Refunding { sale, of: of.to_owned(), quantity: None, operation: None }
+    }
+
+    /// How many units; without it, all that are left.
+    pub fn quantity(mut self, units: u64) -> Self {
+        self.quantity = Some(units);
+        self
+    }
+
+    /// The id of this refund, under which it happens once. May be left out if all
+    /// is refunded.
+    pub fn operation(mut self, id: impl Into<String>) -> Self {
+        self.operation = Some(id.into());
+        self
+    }
+
+    /// Gives the units back.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such operation, `Conflict` if it is still only
+    /// reserved or the refund's id stands for something else, `Invalid` for a part
+    /// without an id, `Unknown`, `Store`.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped.
+    pub async fn send(self) -> Result<Refund> {
+        let of = checked_id("operation id", &self.of)?;
+        let quantity = match self.quantity {
+            Some(quantity) => checked_quantity("the quantity", quantity)?,
+            None => 0,
+        };
+        let id: Id = match &self.operation {
+            Some(id) => checked_id("refund's id", id)?,
+            // No id of a user contains a control character.
+            None if quantity == 0 => format!("{of}\u{1}refund").into(),
+            None => {
+                let what = "a part of an operation is refunded under an id: .operation(id)";
+                return Err(Error::Invalid(what.into()));
+            }
+        };
+        if id == of {
+            return Err(Error::Conflict("a refund needs an id of its own".into()));
+        }
+        let ask = Ask::Refund { of, quantity, operation: id.clone() };
+        match self.sale.ask(ask, Some(&id)).await? {
+            (_, Answer::Found(Record { fate: Fate::Tombstone, .. })) => Ok(Refund::Refused),
+            (_, Answer::Found(record)) => {
+                let shown = self.operation.is_some().then_some(&id);
+                Ok(Refund::Refunded(Receipt::of(shown, record)))
+            }
+            (_, Answer::TooMuch { left }) => Ok(Refund::TooMuch { left }),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// More units: [`Inventory::restock`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is added until send() is awaited"]
+pub struct Restock<'a> {
+    sale: &'a Inventory,
+    quantity: u64,
+    operation: Option<String>,
+}
+
+impl<'a> Restock<'a> {
+    pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
+        Restock { sale, quantity, operation: None }
+    }
+
+    /// The id under which this happens once.
+    pub fn operation(mut self, id: impl Into<String>) -> Self {
+        self.operation = Some(id.into());
+        self
+    }
+
+    /// Adds the units.
+    ///
+    /// # Errors
+    /// `Invalid` out of bounds, `Conflict` if the id stands for something else or
+    /// was resolved as not applied, `Unknown`, `Store`, `NotFound`.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped.
+    pub async fn send(self) -> Result<Receipt> {
+        let quantity = checked_quantity("the quantity", self.quantity)?;
+        let id = match &self.operation {
+            Some(id) => Some(checked_id("operation id", id)?),
+            None => None,
+        };
+        let ask = Ask::Restock { quantity, operation: id.clone() };
+        match self.sale.ask(ask, id.as_ref()).await? {
+            (_, Answer::Found(Record { fate: Fate::Tombstone, .. })) => {
+                Err(Error::Conflict("this restock was resolved as not applied".into()))
+            }
+            (_, Answer::Found(record)) => Ok(Receipt::of(id.as_ref(), record)),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+}
