@@ -8,31 +8,31 @@ use dlock_segment::{Audit, Deduction, Inventory, Receipt, Stock};
 use dlock_testkit::redis::RedisServer;
 
 /// A client, and the server that must live as long.
-pub struct Place {
-    pub dlock: Dlock,
-    pub server: Option<RedisServer>,
+pub(crate) struct Place {
+    pub(crate) dlock: Dlock,
+    pub(crate) server: Option<RedisServer>,
 }
 
 impl Place {
-    pub fn memory() -> Option<Self> {
+    pub(crate) fn memory() -> Option<Self> {
         Some(Place { dlock: dlock_core::testing::client(), server: None })
     }
 
-    pub async fn redis() -> Option<Self> {
+    pub(crate) async fn redis() -> Option<Self> {
         let server = RedisServer::start()?;
         let dlock = Dlock::connect(&server.url()).await.expect("a client");
         Some(Place { dlock, server: Some(server) })
     }
 
     /// Another client of the same store, as another process would have.
-    pub async fn another(&self) -> Dlock {
+    pub(crate) async fn another(&self) -> Dlock {
         match &self.server {
             Some(server) => Dlock::connect(&server.url()).await.expect("a client"),
             None => self.dlock.clone(),
         }
     }
 
-    pub async fn sale(&self, stock: u64, segments: u32) -> Inventory {
+    pub(crate) async fn sale(&self, stock: u64, segments: u32) -> Inventory {
         Inventory::builder(&self.dlock, "sale")
             .stock(stock)
             .segments(segments)
@@ -62,33 +62,33 @@ macro_rules! on_both_stores {
     };
 }
 
-pub fn taken(deduction: Deduction) -> Receipt {
+pub(crate) fn taken(deduction: Deduction) -> Receipt {
     match deduction {
         Deduction::Taken(receipt) => receipt,
         other => panic!("not taken: {other:?}"),
     }
 }
 
-pub fn is_sold_out(deduction: &Deduction) -> bool {
+pub(crate) fn is_sold_out(deduction: &Deduction) -> bool {
     matches!(deduction, Deduction::SoldOut { .. })
 }
 
 /// The counts, and that they sum up.
-pub async fn counts(sale: &Inventory) -> (u64, u64, u64) {
+pub(crate) async fn counts(sale: &Inventory) -> (u64, u64, u64) {
     let Stock { initial, restocked, available, reserved, sold, .. } =
         sale.stock().await.expect("the stock");
     assert_eq!(initial + restocked, available + reserved + sold, "I2");
     (available, reserved, sold)
 }
 
-pub async fn clean_audit(sale: &Inventory) -> Audit {
+pub(crate) async fn clean_audit(sale: &Inventory) -> Audit {
     let audit = sale.audit().await.expect("an audit");
     assert!(audit.is_clean() && audit.exact, "{audit:#?}");
     audit
 }
 
 /// Waits until it is true, for a long time.
-pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_true: impl FnMut() -> F) {
+pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut is_true: impl FnMut() -> F) {
     for _ in 0..2_000 {
         if is_true().await {
             return;
