@@ -47,6 +47,8 @@ use smallvec::SmallVec;
 
 use crate::error::Result;
 
+#[cfg(all(test, feature = "redis"))]
+mod agreement;
 pub(crate) mod home;
 pub mod memory;
 #[cfg(feature = "redis")]

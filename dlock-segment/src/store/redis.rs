@@ -159,6 +159,15 @@ impl Redis {
         Ok(entries)
     }
 
+    pub(super) async fn counts_as_they_are(&self, sale: &Sale) -> Result<(View, Vec<Counts>)> {
+        let birth = sale.birth.to_string();
+        let reply = self.run(&scripts().look, &sale.key, &[birth.as_bytes()]).await?;
+        match &reply {
+            Value::Array(parts) => words::counts(parts).ok_or_else(unreadable),
+            _ => Err(no_sale(&sale.key)),
+        }
+    }
+
     /// A setting of the server; `None` if it may not be asked for.
     async fn setting(&self, name: &str) -> Result<Option<String>> {
         let reply = match self.command(None, &[b"CONFIG", b"GET", name.as_bytes()]).await {
@@ -230,12 +239,7 @@ impl Store for Redis {
     fn counts<'a>(&'a self, sale: &'a Sale) -> Call<'a, (View, Vec<Counts>)> {
         Box::pin(async move {
             self.view(sale).await?; // gives back what expired
-            let birth = sale.birth.to_string();
-            let reply = self.run(&scripts().look, &sale.key, &[birth.as_bytes()]).await?;
-            match &reply {
-                Value::Array(parts) => words::counts(parts).ok_or_else(unreadable),
-                _ => Err(no_sale(&sale.key)),
-            }
+            self.counts_as_they_are(sale).await
         })
     }
 

@@ -1,0 +1,208 @@
+//! The scripts and the pure machine agree: the same random batches, at the times
+//! that the server says, give the same answers and the same counts, and I2 holds
+//! after each.
+
+use dlock_core::{Dlock, Key};
+use dlock_testkit::redis::RedisServer;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::home::Home;
+use super::redis::Redis;
+use super::{Answer, Ask, Change, Counts, Id, Sale, Store as _, Terms, View};
+use crate::plant::Planted;
+
+struct Both {
+    dlock: Dlock,
+    redis: Redis,
+    sale: Sale,
+    home: Home,
+    random: StdRng,
+}
+
+impl Both {
+    async fn new(dlock: &Dlock, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let redis = Redis::new(dlock.beside()).expect("Redis");
+        let terms = Terms {
+            stock: random.random_range(1..60),
+            segments: random.random_range(1..12),
+            per_buyer: if random.random() { random.random_range(1..6) } else { 0 },
+            opens_at: 0,
+            closes_at: 0,
+            retention: [15, 200, 3_600_000][random.random_range(0..3)],
+            journal: if random.random() { 100_000 } else { 0 },
+        };
+        let key = Key::new(format!("agreement-{seed}")).expect("a key");
+        let (store, name, wanted) = (redis.clone(), key.clone(), terms.clone());
+        let made = on_driver(dlock, async move { store.create(&name, &wanted).await }).await;
+        let view = made.expect("a sale");
+        let home = Home::new(view.now, view.birth, terms, Planted::default());
+        let sale = Sale { key, birth: view.birth };
+        Both { dlock: dlock.clone(), redis, sale, home, random }
+    }
+
+    fn id(&mut self) -> Id {
+        format!("o{}", self.random.random_range(0..12)).into()
+    }
+
+    fn buyer(&mut self) -> Option<Id> {
+        let number = self.random.random_range(0..4);
+        (number > 0).then(|| format!("u{number}").into())
+    }
+
+    fn ask(&mut self) -> Ask {
+        let quantity = [1, 1, 1, 2, 3, 7, 20][self.random.random_range(0..7)];
+        match self.random.random_range(0..14) {
+            0 | 1 => Ask::Deduct { quantity, operation: None, buyer: None },
+            2 => Ask::Deduct { quantity, operation: None, buyer: self.buyer() },
+            3 | 4 => Ask::Deduct { quantity, operation: Some(self.id()), buyer: self.buyer() },
+            5 | 6 => {
+                let expires_in = [5, 20, 100_000][self.random.random_range(0..3)];
+                Ask::Reserve { quantity, operation: self.id(), buyer: self.buyer(), expires_in }
+            }
+            7 => Ask::Confirm { operation: self.id() },
+            8 => Ask::Cancel { operation: self.id() },
+            9 => {
+                let until = self.home_now() + self.random.random_range(0..200_000);
+                Ask::Extend { operation: self.id(), until }
+            }
+            10 | 11 => {
+                let quantity = if self.random.random() { 0 } else { quantity };
+                let number = self.random.random_range(0..20);
+                Ask::Refund { of: self.id(), quantity, operation: format!("f{number}").into() }
+            }
+            12 => {
+                let operation = self.random.random_bool(0.5).then(|| self.id());
+                Ask::Restock { quantity, operation }
+            }
+            _ if self.random.random_bool(0.3) => Ask::Resolve { operation: self.id() },
+            _ => Ask::Look { operation: self.id() },
+        }
+    }
+
+    fn home_now(&self) -> u64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        u64::try_from(since.expect("after 1970").as_millis()).expect("small")
+    }
+
+    async fn batch(&mut self) {
+        let batch: Vec<Ask> = (0..self.random.random_range(0..9)).map(|_| self.ask()).collect();
+        let start = self.random.random_range(0..20);
+        let (redis, sale, asks) = (self.redis.clone(), self.sale.clone(), batch.clone());
+        let applied =
+            on_driver(&self.dlock, async move { redis.apply_from(&sale, start, &asks).await });
+        let (view, answers) = applied.await.expect("an answer");
+        // The script takes anonymous deductions first, those of a quantity together.
+        let mut order: Vec<usize> = Vec::new();
+        let anonymous = |ask: &Ask| match ask {
+            Ask::Deduct { quantity, operation: None, buyer: None } => Some(*quantity),
+            _ => None,
+        };
+        for quantity in batch.iter().filter_map(anonymous) {
+            let alike = (0..batch.len()).filter(|&at| anonymous(&batch[at]) == Some(quantity));
+            order.extend(alike.filter(|at| !order.contains(at)).collect::<Vec<_>>());
+        }
+        order.extend((0..batch.len()).filter(|&at| anonymous(&batch[at]).is_none()));
+        self.home.reclaim(view.now);
+        let mut expected: Vec<Option<Answer>> = vec![None; batch.len()];
+        for at in order {
+            expected[at] = Some(self.home.apply(view.now, start as usize, &batch[at]));
+        }
+        let expected: Vec<Answer> = expected.into_iter().flatten().collect();
+        assert_eq!(answers, expected, "{batch:#?}");
+        self.compare(&view).await;
+    }
+
+    async fn change(&mut self) {
+        let change = match self.random.random_range(0..6) {
+            0 => Change::Pause,
+            1 | 2 => Change::Resume,
+            3 => Change::PerBuyer(self.random.random_range(0..6)),
+            4 => Change::Resize(self.random.random_range(1..12)),
+            _ => Change::Rebalance,
+        };
+        let (redis, sale) = (self.redis.clone(), self.sale.clone());
+        let changed = on_driver(&self.dlock, async move { redis.change(&sale, change).await });
+        let view = changed.await.expect("an answer");
+        self.home.change(view.now, change);
+        self.compare(&view).await;
+    }
+
+    async fn compare(&mut self, view: &View) {
+        let shown = |mut view: View| {
+            view.changes = 0; // one for each batch, or one for each effect
+            view
+        };
+        assert_eq!(shown(view.clone()), shown(self.home.view(view.now)));
+        let (redis, sale) = (self.redis.clone(), self.sale.clone());
+        let counted = on_driver(&self.dlock, async move { redis.counts_as_they_are(&sale).await });
+        let (_, counts) = counted.await.expect("an answer");
+        assert_eq!(counts, self.home.units.segments());
+        let mut sum = Counts::default();
+        for counts in counts {
+            assert_eq!(counts.supplied, counts.available + counts.reserved + counts.sold, "I2");
+            sum.available += counts.available;
+            sum.reserved += counts.reserved;
+            sum.sold += counts.sold;
+        }
+        assert_eq!((sum.available, sum.reserved, sum.sold), (view.available, view.reserved, view.sold));
+        assert_eq!(view.initial + view.restocked, view.available + view.reserved + view.sold, "I2");
+    }
+
+    async fn compare_journals(&mut self) {
+        let (redis, sale) = (self.redis.clone(), self.sale.clone());
+        let read = on_driver(&self.dlock, async move { redis.journal(&sale, 0, 100_000).await });
+        let mut entries = read.await.expect("a journal");
+        let mut expected = self.home.entries(0, 100_000);
+        // Anonymous deductions of a batch that are alike are one entry in Redis, and
+        // what expires at one moment does so in any order.
+        let sum = |entries: &mut Vec<super::Entry>, effect| {
+            let of = entries.extract_if(.., |entry| {
+                entry.effect == effect && (entry.operation.is_none() || effect == super::Effect::Expired)
+            });
+            of.map(|entry| entry.quantity).sum::<u64>()
+        };
+        for effect in [super::Effect::Taken, super::Effect::Expired] {
+            assert_eq!(sum(&mut entries, effect), sum(&mut expected, effect));
+        }
+        for entry in entries.iter_mut().chain(&mut expected) {
+            entry.sequence = 0;
+        }
+        assert_eq!(entries, expected);
+    }
+}
+
+async fn on_driver<T: Send + 'static>(
+    dlock: &Dlock,
+    call: impl Future<Output = crate::Result<T>> + Send + 'static,
+) -> crate::Result<T> {
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    dlock
+        .beside()
+        .spawn(async move {
+            let _ = answer.send(call.await);
+        })
+        .expect("a driver");
+    answered.await.expect("an answer")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_scripts_and_the_machine_agree() {
+    let Some(server) = RedisServer::start() else { return };
+    let dlock = Dlock::connect(&server.url()).await.expect("a client");
+    let seeds = std::env::var("DLOCK_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    for seed in 0..seeds.unwrap_or(40) {
+        let mut both = Both::new(&dlock, seed).await;
+        for _ in 0..150 {
+            match both.random.random_range(0..12) {
+                0 => both.change().await,
+                1 if both.random.random_bool(0.3) => {
+                    tokio::time::sleep(std::time::Duration::from_millis(8)).await;
+                }
+                _ => both.batch().await,
+            }
+        }
+        both.compare_journals().await;
+    }
+}
