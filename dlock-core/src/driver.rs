@@ -277,10 +277,8 @@ impl Core {
         let sent = self.calls.as_ref().map(|calls| calls.send(Order::Job(Box::pin(job))));
         match sent {
             Some(Ok(())) => Ok(()),
-            Some(Err(_)) | None => {
-                Err(Error::new(ErrorKind::Unavailable, Operation::Connect)
-                    .saying("there is no driver, or it has ended"))
-            }
+            Some(Err(_)) | None => Err(Error::new(ErrorKind::Unavailable, Operation::Connect)
+                .saying("there is no driver, or it has ended")),
         }
     }
 

@@ -110,7 +110,7 @@ impl Inventory {
     pub async fn open(dlock: &Dlock, name: impl IntoKey) -> Result<Self> {
         let key = name.into_key()?;
         let any = Sale { key: key.clone(), birth: 0 };
-        let store = checked_store(dlock).await?;
+        let store = store(dlock)?;
         let view = on_driver(dlock, store, move |store| async move { store.view(&any).await });
         let view = view.await.map_err(only_looked)?;
         Self::of(dlock, key, &view)
@@ -282,7 +282,11 @@ impl Inventory {
     ///
     /// # Cancel safety
     /// It may have happened when it is dropped. So for every change below.
-    pub async fn window(&self, opens: Option<SystemTime>, closes: Option<SystemTime>) -> Result<Stock> {
+    pub async fn window(
+        &self,
+        opens: Option<SystemTime>,
+        closes: Option<SystemTime>,
+    ) -> Result<Stock> {
         let (opens_at, closes_at) = builder::window(opens, closes)?;
         self.change(Change::Window { opens_at, closes_at }).await
     }
@@ -492,38 +496,6 @@ fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
     ))
 }
 
-/// Whether the server of this client was seen to keep what it is given.
-#[derive(Default)]
-struct Checked(Mutex<bool>);
-
-async fn checked_store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
-    let store = store(dlock)?;
-    let checked = dlock.extension::<Checked>();
-    if dlock.capabilities().remote && !*checked.0.lock() {
-        let asked = store.clone();
-        let durability = on_driver(dlock, asked, |store| async move { store.durability().await });
-        match durability.await?.eviction.as_deref() {
-            None => {
-                tracing::warn!(target: "dlock::stock", "the server does not tell its maxmemory-policy; it must be noeviction");
-            }
-            Some("noeviction") => {}
-            Some(policy) => {
-                return Err(Error::Store(
-                    dlock_core::Error::new(
-                        dlock_core::ErrorKind::Config,
-                        dlock_core::Operation::Stock,
-                    )
-                    .saying(format!(
-                        "the server's maxmemory-policy is `{policy}`, which throws stock away when the memory is full; set it to noeviction"
-                    )),
-                ));
-            }
-        }
-        *checked.0.lock() = true;
-    }
-    Ok(store)
-}
-
 /// Runs a call where the connections live; on the embedded store, right here.
 async fn on_driver<T, C, F>(dlock: &Dlock, store: Arc<dyn Store>, call: C) -> Result<T>
 where
@@ -575,7 +547,9 @@ fn checked_quantity(what: &str, quantity: u64) -> Result<u64> {
 fn checked_millis(what: &str, duration: Duration) -> Result<u64> {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     if millis == 0 || duration > Duration::from_secs(3_650 * 86_400) {
-        return Err(Error::Invalid(format!("{what} must be a millisecond at least and ten years at most")));
+        return Err(Error::Invalid(format!(
+            "{what} must be a millisecond at least and ten years at most"
+        )));
     }
     Ok(millis)
 }
@@ -588,11 +562,12 @@ fn unix_millis(time: SystemTime) -> u64 {
 fn unexpected(answer: &Answer) -> Error {
     match answer {
         Answer::Conflict => Error::Conflict(
-            "this operation id stands for another request (kind, quantity or buyer); use a new id".into(),
+            "this operation id stands for another request (kind, quantity or buyer); use a new id"
+                .into(),
         ),
-        Answer::Absent => Error::NotFound(
-            "there is no such operation, or its retention is over".into(),
-        ),
+        Answer::Absent => {
+            Error::NotFound("there is no such operation, or its retention is over".into())
+        }
         Answer::BuyerMissing => {
             Error::Invalid("the sale limits each buyer; name one with .buyer(..)".into())
         }

@@ -105,19 +105,46 @@ impl Terms {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub enum Ask {
-    Deduct { quantity: u64, operation: Option<Id>, buyer: Option<Id> },
-    Reserve { quantity: u64, operation: Id, buyer: Option<Id>, expires_in: u64 },
-    Confirm { operation: Id },
-    Cancel { operation: Id },
+    Deduct {
+        quantity: u64,
+        operation: Option<Id>,
+        buyer: Option<Id>,
+    },
+    Reserve {
+        quantity: u64,
+        operation: Id,
+        buyer: Option<Id>,
+        expires_in: u64,
+    },
+    Confirm {
+        operation: Id,
+    },
+    Cancel {
+        operation: Id,
+    },
     /// Lasts until then at least.
-    Extend { operation: Id, until: u64 },
+    Extend {
+        operation: Id,
+        until: u64,
+    },
     /// Gives `quantity` units of an operation back; 0: whatever is left of it.
-    Refund { of: Id, quantity: u64, operation: Id },
-    Restock { quantity: u64, operation: Option<Id> },
+    Refund {
+        of: Id,
+        quantity: u64,
+        operation: Id,
+    },
+    Restock {
+        quantity: u64,
+        operation: Option<Id>,
+    },
     /// What became of it; if nothing, nothing ever will.
-    Resolve { operation: Id },
+    Resolve {
+        operation: Id,
+    },
     /// What became of it.
-    Look { operation: Id },
+    Look {
+        operation: Id,
+    },
 }
 
 /// What came of a request.

@@ -261,8 +261,7 @@ async fn restock_is_idempotent(place: Place) {
 async fn resize_keeps_receipts(place: Place) {
     let sale = place.sale(100, 16).await;
     for number in 0..30 {
-        let receipt =
-            taken(sale.deduct(2).operation(format!("o-{number}")).send().await.unwrap());
+        let receipt = taken(sale.deduct(2).operation(format!("o-{number}")).send().await.unwrap());
         let json = serde_json::to_string(&receipt).unwrap();
         assert_eq!(serde_json::from_str::<Receipt>(&json).unwrap(), receipt);
     }
@@ -342,7 +341,9 @@ async fn window_and_pause(place: Place) {
     let sale = Inventory::builder(&place.dlock, "sale").stock(10).opens_at(now + hour);
     let sale = sale.create().await.unwrap();
     match sale.deduct(1).send().await.unwrap() {
-        Deduction::NotStarted { opens_in } => assert!(opens_in <= hour + hour / 60 && opens_in > hour / 2),
+        Deduction::NotStarted { opens_in } => {
+            assert!(opens_in <= hour + hour / 60 && opens_in > hour / 2)
+        }
         other => panic!("{other:?}"),
     }
     sale.window(Some(now - hour), Some(now + hour)).await.unwrap();
@@ -381,10 +382,7 @@ async fn journal(place: Place) {
     assert_eq!(sequences, (1..=8).collect::<Vec<u64>>());
     let effects: Vec<Effect> = entries.iter().map(|entry| entry.effect).collect();
     use Effect::{Confirmed, Refunded, Reserved, Resized, Restocked, Settled, Taken};
-    assert_eq!(
-        effects,
-        [Taken, Reserved, Confirmed, Refunded, Restocked, Settled, Resized, Taken]
-    );
+    assert_eq!(effects, [Taken, Reserved, Confirmed, Refunded, Restocked, Settled, Resized, Taken]);
     assert_eq!(entries[0].operation.as_deref(), Some("o"));
     assert_eq!(entries[0].whose.as_deref(), Some("u"));
     assert_eq!(entries[3].whose.as_deref(), Some("o"));
@@ -396,7 +394,8 @@ async fn journal(place: Place) {
 
 async fn bad_input(place: Place) {
     let sale = place.sale(10, 2).await;
-    let invalid = |result: Result<(), Error>| assert!(matches!(result, Err(Error::Invalid(_))), "{result:?}");
+    let invalid =
+        |result: Result<(), Error>| assert!(matches!(result, Err(Error::Invalid(_))), "{result:?}");
     let huge = "x".repeat(257);
     for quantity in [0, 1 << 32, u64::MAX] {
         invalid(sale.deduct(quantity).send().await.map(drop));
@@ -489,9 +488,10 @@ async fn audit_sums_up(place: Place) {
     assert_eq!((audit.available, audit.reserved, audit.sold), (38, 5, 7));
     assert_eq!(audit.operations, 2);
     assert_eq!(audit.segments.len(), 5);
-    let sums = audit.segments.iter().fold((0, 0), |(held, sold), segment| {
-        (held + segment.held, sold + segment.sold_by_id)
-    });
+    let sums = audit
+        .segments
+        .iter()
+        .fold((0, 0), |(held, sold), segment| (held + segment.held, sold + segment.sold_by_id));
     assert_eq!(sums, (5, 4));
 }
 

@@ -159,7 +159,10 @@ impl Count {
             let total: u64 = record.parts.iter().map(|(_, quantity)| quantity).sum();
             let has_parts = !matches!(record.fate, Fate::Restock | Fate::Tombstone);
             if has_parts && total != record.quantity {
-                audit.wrong(Some(id), format!("its parts sum up to {total}, not {}", record.quantity));
+                audit.wrong(
+                    Some(id),
+                    format!("its parts sum up to {total}, not {}", record.quantity),
+                );
             }
             if record.fate == Fate::Refund
                 && let Some(of) = &record.whose
@@ -176,7 +179,10 @@ impl Count {
             }
             for (segment, quantity) in cut(&record.parts, record.refunded, quantity) {
                 let Some(at) = self.place(record.epoch, segment) else {
-                    audit.wrong(Some(id), format!("epoch {} has no segment {segment}", record.epoch));
+                    audit.wrong(
+                        Some(id),
+                        format!("epoch {} has no segment {segment}", record.epoch),
+                    );
                     continue;
                 };
                 let sums = &mut audit.segments[at];
@@ -187,7 +193,8 @@ impl Count {
             if let Some(Some(record)) = self.records.get(&of)
                 && refunded > record.refunded
             {
-                let what = format!("refunds of {refunded} are on record, it says {}", record.refunded);
+                let what =
+                    format!("refunds of {refunded} are on record, it says {}", record.refunded);
                 audit.wrong(Some(&of), what);
             }
         }
@@ -200,11 +207,17 @@ impl Count {
             let SegmentAudit { counts, held, sold_by_id } = audit.segments[at];
             if held != counts.reserved {
                 let reserved = counts.reserved;
-                audit.wrong(None, format!("segment {at}: {reserved} reserved, reservations have {held}"));
+                audit.wrong(
+                    None,
+                    format!("segment {at}: {reserved} reserved, reservations have {held}"),
+                );
             }
             if sold_by_id > counts.sold {
                 let sold = counts.sold;
-                audit.wrong(None, format!("segment {at}: {sold} sold, operations bought {sold_by_id}"));
+                audit.wrong(
+                    None,
+                    format!("segment {at}: {sold} sold, operations bought {sold_by_id}"),
+                );
             }
         }
         // Older records may be gone, with what they bought.

@@ -146,7 +146,10 @@ impl Both {
             sum.reserved += counts.reserved;
             sum.sold += counts.sold;
         }
-        assert_eq!((sum.available, sum.reserved, sum.sold), (view.available, view.reserved, view.sold));
+        assert_eq!(
+            (sum.available, sum.reserved, sum.sold),
+            (view.available, view.reserved, view.sold)
+        );
         assert_eq!(view.initial + view.restocked, view.available + view.reserved + view.sold, "I2");
     }
 
@@ -159,7 +162,8 @@ impl Both {
         // what expires at one moment does so in any order.
         let sum = |entries: &mut Vec<super::Entry>, effect| {
             let of = entries.extract_if(.., |entry| {
-                entry.effect == effect && (entry.operation.is_none() || effect == super::Effect::Expired)
+                entry.effect == effect
+                    && (entry.operation.is_none() || effect == super::Effect::Expired)
             });
             of.map(|entry| entry.quantity).sum::<u64>()
         };

@@ -175,8 +175,7 @@ impl Home {
         buyer: Option<&Id>,
         expires_in: u64,
     ) -> Answer {
-        const FATES: [Fate; 4] =
-            [Fate::Reserved, Fate::Confirmed, Fate::Cancelled, Fate::Expired];
+        const FATES: [Fate; 4] = [Fate::Reserved, Fate::Confirmed, Fate::Cancelled, Fate::Expired];
         if let Some(record) = self.look(now, operation) {
             return again(record, &FATES, quantity, buyer);
         }
@@ -314,7 +313,9 @@ impl Home {
         let mut target = match self.look(now, of) {
             None => return Answer::Absent,
             Some(target) if matches!(target.fate, Fate::Taken | Fate::Confirmed) => target,
-            Some(target) if matches!(target.fate, Fate::Cancelled | Fate::Expired | Fate::Tombstone) => {
+            Some(target)
+                if matches!(target.fate, Fate::Cancelled | Fate::Expired | Fate::Tombstone) =>
+            {
                 return Answer::TooMuch { left: 0 };
             }
             Some(_) => return Answer::Conflict,
@@ -335,7 +336,8 @@ impl Home {
         self.ledger.put(now, of, target);
         let whose = Some(of.clone());
         let fate = Fate::Refund;
-        let record = Record { fate, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose };
+        let record =
+            Record { fate, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose };
         self.ledger.put(now, id, record.clone());
         self.changes += 1;
         self.note(Effect::Refunded, Some(id), &record);
@@ -363,7 +365,16 @@ impl Home {
         self.restocked += quantity;
         self.changes += 1;
         let (fate, epoch) = (Fate::Restock, self.units.epoch());
-        let record = Record { fate, quantity, refunded: 0, epoch, parts: Parts::new(), at: now, expires: 0, whose: None };
+        let record = Record {
+            fate,
+            quantity,
+            refunded: 0,
+            epoch,
+            parts: Parts::new(),
+            at: now,
+            expires: 0,
+            whose: None,
+        };
         if let Some(id) = id {
             self.ledger.put(now, id, record.clone());
         }

@@ -20,7 +20,10 @@ use crate::error::{Error, Result};
 
 macro_rules! script {
     ($file:literal) => {
-        concat!(include_str!("redis/lua/head.lua"), include_str!(concat!("redis/lua/", $file, ".lua")))
+        concat!(
+            include_str!("redis/lua/head.lua"),
+            include_str!(concat!("redis/lua/", $file, ".lua"))
+        )
     };
 }
 
@@ -90,7 +93,12 @@ impl Redis {
         packed.answers(reply).ok_or_else(unreadable)
     }
 
-    async fn viewed(&self, script: &'static Script, key: &Key, arguments: &[&[u8]]) -> Result<View> {
+    async fn viewed(
+        &self,
+        script: &'static Script,
+        key: &Key,
+        arguments: &[&[u8]],
+    ) -> Result<View> {
         let reply = self.run(script, key, arguments).await?;
         match words::text(&reply).ok_or_else(unreadable)? {
             "N" => Err(no_sale(key)),

@@ -88,7 +88,10 @@ pub(crate) async fn clean_audit(sale: &Inventory) -> Audit {
 }
 
 /// Waits until it is true, for a long time.
-pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut is_true: impl FnMut() -> F) {
+pub(crate) async fn eventually<F: Future<Output = bool>>(
+    what: &str,
+    mut is_true: impl FnMut() -> F,
+) {
     for _ in 0..2_000 {
         if is_true().await {
             return;
