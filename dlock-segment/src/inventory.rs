@@ -1,7 +1,9 @@
 //! The count of a flash sale, kept by the store of the locks.
 
 mod audit;
+mod backing;
 mod builder;
+mod checks;
 mod combiner;
 mod front;
 mod observe;
@@ -11,22 +13,22 @@ mod request;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use dlock_core::{Dlock, IntoKey, Key};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 pub use self::audit::{Audit, Disagreement, SegmentAudit};
+use self::backing::{Backing, on_driver, only_looked, store};
 pub use self::builder::Builder;
-use self::combiner::Combiner;
+use self::checks::{checked_id, checked_quantity, unexpected};
 use self::front::Front;
 pub use self::outcome::{
     Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
 };
 pub use self::request::{Deduct, Refunding, ReservationHandle, Reserve, Restock};
 use crate::error::{Error, Result};
-use crate::store::memory::Memory;
 use crate::store::{Answer, Ask, Change, Durability, Entry, Id, Sale, Store, View};
 
 /// The longest operation id or buyer's id, in bytes.
@@ -73,12 +75,6 @@ pub(crate) struct Shared {
     front: Front,
 }
 
-enum Backing {
-    /// Answers at once.
-    Memory(Memory),
-    Remote(Arc<dyn Store>, Arc<Combiner>),
-}
-
 /// The sales in use through a client.
 #[derive(Default)]
 struct InUse(Mutex<HashMap<(Key, u64), Weak<Shared>>>);
@@ -110,7 +106,7 @@ impl Inventory {
     pub async fn open(dlock: &Dlock, name: impl IntoKey) -> Result<Self> {
         let key = name.into_key()?;
         let any = Sale { key: key.clone(), birth: 0 };
-        let store = checked_store(dlock).await?;
+        let store = store(dlock)?;
         let view = on_driver(dlock, store, move |store| async move { store.view(&any).await });
         let view = view.await.map_err(only_looked)?;
         Self::of(dlock, key, &view)
@@ -395,8 +391,8 @@ impl Inventory {
 
     async fn ask_until_known(&self, ask: Ask, id: Option<&Id>) -> Result<(View, Answer)> {
         let combiner = match &self.shared.backing {
-            Backing::Memory(memory) => loop {
-                match memory.apply_one(&self.shared.sale, &ask)? {
+            Backing::Memory(memory, home) => loop {
+                match memory.apply_one(&self.shared.sale, home, &ask)? {
                     (_, Answer::Again) => {}
                     answered => return Ok(answered),
                 }
@@ -404,20 +400,18 @@ impl Inventory {
             Backing::Remote(_, combiner) => combiner,
         };
         let Some(id) = id else { return combiner.send(ask).await };
-        let unknown = || Error::Unknown(Some(crate::error::Operation(id.clone())));
-        let began = tokio::time::Instant::now();
-        let patience = self.dlock.beside().call_timeout() * 2;
-        let mut in_doubt = false;
+        let mut doubted_until = None;
         loop {
             match combiner.send(ask.clone()).await {
-                Err(Error::Unknown(_)) => in_doubt = true,
+                Err(Error::Unknown(_)) => {}
                 // Not this time; but an earlier one may have been applied.
-                Err(error) if !in_doubt => return Err(error),
-                Err(Error::Store(_)) => {}
+                Err(Error::Store(_)) if doubted_until.is_some() => {}
                 known => return known,
             }
-            if began.elapsed() >= patience {
-                return Err(unknown());
+            let now = tokio::time::Instant::now();
+            let patience = self.dlock.beside().call_timeout() * 2;
+            if now >= *doubted_until.get_or_insert(now + patience) {
+                return Err(Error::Unknown(Some(crate::error::Operation(id.clone()))));
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -459,151 +453,5 @@ impl Health {
             (Some(false), _) => Some("everything since the last snapshot, or everything"),
             (None, _) => Some("not known: the server does not tell how it persists"),
         }
-    }
-}
-
-impl Backing {
-    fn new(dlock: &Dlock, sale: &Sale) -> Result<Self> {
-        if let Some(memory) = Memory::new(dlock.beside()) {
-            return Ok(Backing::Memory(memory));
-        }
-        let store = store(dlock)?;
-        let combiner = Combiner::new(store.clone(), dlock.beside(), sale.clone());
-        Ok(Backing::Remote(store, Arc::new(combiner)))
-    }
-
-    fn store(&self, dlock: &Dlock) -> Result<Arc<dyn Store>> {
-        match self {
-            Backing::Memory(_) => store(dlock),
-            Backing::Remote(store, _) => Ok(store.clone()),
-        }
-    }
-}
-
-/// The store beside the locks of this client.
-fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
-    if let Some(memory) = Memory::new(dlock.beside()) {
-        return Ok(Arc::new(memory));
-    }
-    #[cfg(feature = "redis")]
-    if let Some(redis) = crate::store::redis::Redis::new(dlock.beside()) {
-        return Ok(Arc::new(redis));
-    }
-    let name = dlock.capabilities().name;
-    Err(Error::Store(
-        dlock_core::Error::new(dlock_core::ErrorKind::Unsupported, dlock_core::Operation::Stock)
-            .saying(format!("{name}:// keeps no stock; memory:// and redis:// do")),
-    ))
-}
-
-/// Whether the server of this client was seen to keep what it is given.
-#[derive(Default)]
-struct Checked(Mutex<bool>);
-
-async fn checked_store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
-    let store = store(dlock)?;
-    let checked = dlock.extension::<Checked>();
-    if dlock.capabilities().remote && !*checked.0.lock() {
-        let asked = store.clone();
-        let durability = on_driver(dlock, asked, |store| async move { store.durability().await });
-        match durability.await?.eviction.as_deref() {
-            None => {
-                tracing::warn!(target: "dlock::stock", "the server does not tell its maxmemory-policy; it must be noeviction");
-            }
-            Some("noeviction") => {}
-            Some(policy) => {
-                return Err(Error::Store(
-                    dlock_core::Error::new(
-                        dlock_core::ErrorKind::Config,
-                        dlock_core::Operation::Stock,
-                    )
-                    .saying(format!(
-                        "the server's maxmemory-policy is `{policy}`, which throws stock away when the memory is full; set it to noeviction"
-                    )),
-                ));
-            }
-        }
-        *checked.0.lock() = true;
-    }
-    Ok(store)
-}
-
-/// Runs a call where the connections live; on the embedded store, right here.
-async fn on_driver<T, C, F>(dlock: &Dlock, store: Arc<dyn Store>, call: C) -> Result<T>
-where
-    T: Send + 'static,
-    C: FnOnce(Arc<dyn Store>) -> F + Send + 'static,
-    F: Future<Output = Result<T>> + Send + 'static,
-{
-    if !dlock.capabilities().remote {
-        return call(store).await;
-    }
-    let (answer, answered) = tokio::sync::oneshot::channel();
-    dlock.beside().spawn(async move {
-        let _ = answer.send(call(store).await);
-    })?;
-    answered.await.unwrap_or(Err(Error::Unknown(None)))
-}
-
-/// A call that changes nothing is not unknown but failed.
-fn only_looked(error: Error) -> Error {
-    match error {
-        Error::Unknown(_) => Error::Store(
-            dlock_core::Error::new(
-                dlock_core::ErrorKind::Unavailable,
-                dlock_core::Operation::Stock,
-            )
-            .saying("the store did not answer, or not in words known here"),
-        ),
-        error => error,
-    }
-}
-
-fn checked_id(what: &str, id: &str) -> Result<Id> {
-    if id.is_empty() || id.len() > MAX_ID_BYTES || id.chars().any(char::is_control) {
-        return Err(Error::Invalid(format!(
-            "the {what} must have 1 to {MAX_ID_BYTES} bytes and no control characters"
-        )));
-    }
-    Ok(id.into())
-}
-
-fn checked_quantity(what: &str, quantity: u64) -> Result<u64> {
-    if quantity == 0 || quantity > MAX_QUANTITY {
-        return Err(Error::Invalid(format!("{what} must be 1 to {MAX_QUANTITY}")));
-    }
-    Ok(quantity)
-}
-
-/// At least a millisecond and at most ten years.
-fn checked_millis(what: &str, duration: Duration) -> Result<u64> {
-    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    if millis == 0 || duration > Duration::from_secs(3_650 * 86_400) {
-        return Err(Error::Invalid(format!(
-            "{what} must be a millisecond at least and ten years at most"
-        )));
-    }
-    Ok(millis)
-}
-
-fn unix_millis(time: SystemTime) -> u64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn unexpected(answer: &Answer) -> Error {
-    match answer {
-        Answer::Conflict => Error::Conflict(
-            "this operation id stands for another request (kind, quantity or buyer); use a new id"
-                .into(),
-        ),
-        Answer::Absent => {
-            Error::NotFound("there is no such operation, or its retention is over".into())
-        }
-        Answer::BuyerMissing => {
-            Error::Invalid("the sale limits each buyer; name one with .buyer(..)".into())
-        }
-        Answer::Overflow => Error::Invalid("the sale would have 2^53 units or more".into()),
-        other => Error::Conflict(format!("the store answered {other:?}")),
     }
 }

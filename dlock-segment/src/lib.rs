@@ -21,5 +21,12 @@ pub use inventory::{
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentedLock, Segments, Take};
 #[doc(hidden)]
-pub use plant::{Plant, Planted};
+pub use plant::Plant;
 pub use store::{Durability, Effect, Entry};
+
+/// The examples of the documents compile and run.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../docs/inventory.md")]
+    struct Inventory;
+}

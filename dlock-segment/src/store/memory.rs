@@ -16,7 +16,7 @@ use super::{
     Answer, Ask, Call, Change, Counts, Cursor, Durability, Entry, Page, Sale, Store, Terms, View,
 };
 use crate::error::{Error, Result};
-use crate::plant::{Plant, Planted};
+use crate::plant::Plant;
 
 /// The sales of one embedded store.
 #[derive(Debug)]
@@ -25,12 +25,15 @@ pub struct Memory {
     beside: Beside,
 }
 
+/// One sale.
+pub(crate) type SharedHome = Arc<Mutex<Home>>;
+
 #[derive(Debug)]
 pub(crate) struct Homes {
-    sales: Mutex<HashMap<Key, Arc<Mutex<Home>>>>,
+    sales: Mutex<HashMap<Key, SharedHome>>,
     births: AtomicU64,
     /// The bug of the homes made from now on.
-    planted: Mutex<Planted>,
+    planted: Mutex<Option<Plant>>,
 }
 
 impl Default for Homes {
@@ -50,8 +53,8 @@ impl Memory {
 
     /// Plants a bug in the sales made from now on.
     #[cfg(feature = "simulation")]
-    pub fn plant(&self, planted: Planted) {
-        *self.homes.planted.lock() = planted;
+    pub fn plant(&self, bug: Plant) {
+        *self.homes.planted.lock() = Some(bug);
     }
 
     /// Milliseconds of Unix time, by the client's clock: one that a test can pause.
@@ -59,7 +62,7 @@ impl Memory {
         unix_millis(self.beside.now())
     }
 
-    fn home(&self, sale: &Sale) -> Result<Arc<Mutex<Home>>> {
+    pub(crate) fn home(&self, sale: &Sale) -> Result<SharedHome> {
         let home = self.homes.sales.lock().get(&sale.key).cloned();
         let home = home.filter(|home| sale.birth == 0 || sale.birth == home.lock().birth());
         home.ok_or_else(|| no_sale(sale))
@@ -71,22 +74,32 @@ impl Memory {
         Ok(work(&mut home.lock(), now))
     }
 
-    /// Applies one request, without any waiting.
-    pub(crate) fn apply_one(&self, sale: &Sale, ask: &Ask) -> Result<(View, Answer)> {
+    /// Applies one request to a sale at hand, without any waiting.
+    pub(crate) fn apply_one(
+        &self,
+        sale: &Sale,
+        home: &SharedHome,
+        ask: &Ask,
+    ) -> Result<(View, Answer)> {
         let start = rand::rng().random_range(0..super::super::MAX_SEGMENTS as usize);
-        if let Some(answer) = self.read_then_write(sale, ask)? {
+        if cfg!(feature = "simulation")
+            && let Some(answer) = self.read_then_write(sale, ask)?
+        {
             return Ok(answer);
         }
-        self.with(sale, |home, now| {
-            home.reclaim(now);
-            let answer = home.apply(now, start, ask);
-            (home.view(now), answer)
-        })
+        let now = self.now();
+        let mut home = home.lock();
+        if home.is_removed {
+            return Err(no_sale(sale));
+        }
+        home.reclaim(now);
+        let answer = home.apply(now, start, ask);
+        Ok((home.view(now), answer))
     }
 
     /// The planted bug of a count that is read, and written by what was read.
     fn read_then_write(&self, sale: &Sale, ask: &Ask) -> Result<Option<(View, Answer)>> {
-        if !self.homes.planted.lock().is(Plant::ReadThenWrite) {
+        if *self.homes.planted.lock() != Some(Plant::ReadThenWrite) {
             return Ok(None);
         }
         let Ask::Deduct { quantity, .. } = ask else { return Ok(None) };
@@ -131,7 +144,7 @@ impl Store for Memory {
         let home = sales.entry(key.clone()).or_insert_with(|| {
             let birth = now * 1_000 + self.homes.births.fetch_add(1, Ordering::Relaxed) % 1_000;
             let planted = *self.homes.planted.lock();
-            Arc::new(Mutex::new(Home::new(now, birth, terms.clone(), planted)))
+            Arc::new(Mutex::new(Home::new(birth, terms.clone(), planted)))
         });
         let home = home.lock();
         done(if home.terms == *terms { Ok(home.view(now)) } else { Err(other_terms(key)) })
@@ -145,11 +158,18 @@ impl Store for Memory {
     }
 
     fn remove<'a>(&'a self, sale: &'a Sale) -> Call<'a, bool> {
-        let there = self.home(sale).is_ok();
-        if there {
-            self.homes.sales.lock().remove(&sale.key);
+        let mut sales = self.homes.sales.lock();
+        let there = sales.get(&sale.key).filter(|home| {
+            let mut home = home.lock();
+            let is_it = sale.birth == 0 || sale.birth == home.birth();
+            home.is_removed = is_it;
+            is_it
+        });
+        let was_there = there.is_some();
+        if was_there {
+            sales.remove(&sale.key);
         }
-        done(Ok(there))
+        done(Ok(was_there))
     }
 
     fn apply<'a>(&'a self, sale: &'a Sale, batch: &'a [Ask]) -> Call<'a, (View, Vec<Answer>)> {

@@ -19,10 +19,10 @@ use super::{
 use crate::error::{Error, Result};
 
 macro_rules! script {
-    ($file:literal) => {
+    ($($file:literal),*) => {
         concat!(
             include_str!("redis/lua/head.lua"),
-            include_str!(concat!("redis/lua/", $file, ".lua"))
+            $(include_str!(concat!("redis/lua/", $file, ".lua"))),*
         )
     };
 }
@@ -40,7 +40,7 @@ fn scripts() -> &'static Scripts {
     SCRIPTS.get_or_init(|| Scripts {
         create: Script::new(script!("create")),
         remove: Script::new(script!("remove")),
-        apply: Script::new(script!("apply")),
+        apply: Script::new(script!("apply_first", "apply_segments", "apply_records", "apply")),
         change: Script::new(script!("change")),
         look: Script::new(script!("look")),
     })
@@ -146,7 +146,8 @@ impl Redis {
 
     async fn entries(&self, sale: &Sale, after: u64, limit: usize) -> Result<Vec<Entry>> {
         let name = format!("{}j", self.beside.redis_name(&sale.key)?);
-        let (from, limit) = (format!("({after}-0"), limit.to_string());
+        // Each is a batch of up to 256.
+        let (from, limit) = (format!("({after}-0"), limit.div_ceil(10).to_string());
         let command: [&[u8]; 6] =
             [b"XRANGE", name.as_bytes(), from.as_bytes(), b"+", b"COUNT", limit.as_bytes()];
         let reply = self.command(Some(&sale.key), &command).await?;
