@@ -43,8 +43,11 @@ pub fn length(bytes: &[u8]) -> Result<Option<usize>, Malformed> {
     Ok((at <= bytes.len()).then_some(at))
 }
 
-/// Kind, text and end of the line that starts here.
-fn line(bytes: &[u8], at: usize) -> Result<Option<(u8, &[u8], usize)>, Malformed> {
+/// A line: its kind, its text, and where it ends.
+type Line<'a> = (u8, &'a [u8], usize);
+
+/// The line that starts here, if it is all there.
+fn line(bytes: &[u8], at: usize) -> Result<Option<Line<'_>>, Malformed> {
     const LONGEST: usize = 64 * 1024;
     let Some((&kind, rest)) = bytes.get(at..).and_then(<[u8]>::split_first) else {
         return Ok(None);

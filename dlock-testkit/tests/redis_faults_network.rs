@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use dlock_core::backend::Cursor;
 use dlock_core::{Dlock, ErrorKind, Event, Plant, Released, State};
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::holds::Stay;
@@ -199,6 +200,30 @@ async fn row_06_a_lost_wake_up_costs_about_a_second() {
     server.assert_nothing_left().await;
 }
 
+/// The same with a client that never looks again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn control_a_waiter_that_only_listens_is_found() {
+    let Some(server) = RedisServer::start() else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let waiter = client(&proxy.url()).plant(Plant::LostWakeup).connect_lazy().expect("a client");
+    let holder = server.client();
+    drop(waiter.mutex("warm").lock().await.expect("the lock"));
+    let guard = holder.mutex("a").ttl(LONG).lock().await.expect("the lock");
+    let waiting = tokio::spawn({
+        let lock = waiter.mutex("a").ttl(LONG);
+        async move { lock.lock().await.map(drop) }
+    });
+    eventually("it waits", async || {
+        holder.inspect("a").await.expect("an inspection").waiters.len() == 1
+    })
+    .await;
+    proxy.once(Once::LosePush, "");
+    drop(guard);
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert!(!waiting.is_finished(), "it looked again, the bug is not there");
+    waiting.abort();
+}
+
 /// Connections that are open and dead: the ones there are, then new ones too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_07_half_open_connections_end_by_the_time_out() {
@@ -266,7 +291,15 @@ async fn row_21_a_late_acquire_leaves_no_ghost() {
         let free = other.mutex(key.as_str()).wait(Duration::from_secs(10)).lock().await;
         drop(free.expect("no ghost"));
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        // Whatever was held back has arrived, and if it took the lock that is undone.
+        eventually("old connections have ended", async || proxy.open() <= 2).await;
+        eventually("it stays free", async || is_free(&other, &key).await).await;
     }
+    // A client that is gone undoes nothing, so it stays until there is nothing to undo.
+    eventually("no lock is left", async || {
+        other.list("ghost", Cursor::default()).await.is_ok_and(|page| page.keys.is_empty())
+    })
+    .await;
     drop((client, other));
     server.assert_nothing_left().await;
 }

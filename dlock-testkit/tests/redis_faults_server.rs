@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock_core::{Dlock, Error, ErrorKind, LossReason, Released, State};
+use dlock_core::{Dlock, Error, ErrorKind, Guard, LossReason, Released, State};
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::holder::Holder;
 use dlock_testkit::proxy::Proxy;
@@ -40,6 +40,22 @@ async fn recovered(client: &Dlock) {
         client.mutex("recovered").try_lock().await.is_ok_and(|guard| guard.is_some())
     })
     .await;
+}
+
+/// A client that holds a lock for long enough to survive some trouble.
+async fn holding(server: &RedisServer) -> (Dlock, Guard) {
+    let client = impatient(&server.url());
+    let guard = client.mutex("held").ttl(Duration::from_secs(10)).lock().await.expect("the lock");
+    (client, guard)
+}
+
+/// The trouble is over: locks are granted, renewals go on, and nothing is left.
+async fn goes_on(server: &RedisServer, client: Dlock, guard: Guard) {
+    recovered(&client).await;
+    eventually("renewals go on", async || guard.state() == State::Held).await;
+    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    drop(client);
+    server.assert_nothing_left().await;
 }
 
 /// The scripts are forgotten all the time.
@@ -225,8 +241,7 @@ async fn row_14_tokens_rise_when_the_servers_clock_jumps() {
 async fn row_15_a_busy_server_is_told() {
     let Some(server) = RedisServer::with(&["--lua-time-limit", "100"]) else { return };
     let server = Arc::new(server);
-    let client = impatient(&server.url());
-    let guard = client.mutex("held").ttl(Duration::from_secs(10)).lock().await.expect("the lock");
+    let (client, guard) = holding(&server).await;
     let busy = std::thread::spawn({
         let server = server.clone();
         move || server.cli(&["EVAL", "while true do end", "0"])
@@ -235,19 +250,14 @@ async fn row_15_a_busy_server_is_told() {
     refused(&client, ErrorKind::Unavailable, "SCRIPT KILL").await;
     server.cli(&["SCRIPT", "KILL"]);
     busy.join().expect("it was killed");
-    recovered(&client).await;
-    eventually("renewals go on", async || guard.state() == State::Held).await;
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
-    drop(client);
-    server.assert_nothing_left().await;
+    goes_on(&server, client, guard).await;
 }
 
 /// The disk takes nothing more (here: something is in the way of the snapshot).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_a_full_disk_is_told() {
     let Some(server) = RedisServer::with(&["--save", "3600 1"]) else { return };
-    let client = impatient(&server.url());
-    let guard = client.mutex("held").ttl(Duration::from_secs(10)).lock().await.expect("the lock");
+    let (client, guard) = holding(&server).await;
     let in_the_way = server.directory().join("dump.rdb");
     std::fs::create_dir_all(in_the_way.join("full")).expect("a directory");
     server.cli(&["BGSAVE"]);
@@ -259,26 +269,17 @@ async fn row_15_a_full_disk_is_told() {
     eventually("renewals fail", async || guard.state() == State::Uncertain).await;
     std::fs::remove_dir_all(in_the_way).expect("room");
     server.cli(&["BGSAVE"]);
-    recovered(&client).await;
-    eventually("renewals go on", async || guard.state() == State::Held).await;
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
-    drop(client);
-    server.assert_nothing_left().await;
+    goes_on(&server, client, guard).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_a_read_only_server_is_told() {
     let Some(server) = RedisServer::start() else { return };
-    let client = impatient(&server.url());
-    let guard = client.mutex("held").ttl(Duration::from_secs(10)).lock().await.expect("the lock");
+    let (client, guard) = holding(&server).await;
     server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
     refused(&client, ErrorKind::Unavailable, "primary").await;
     server.cli(&["REPLICAOF", "NO", "ONE"]);
-    recovered(&client).await;
-    eventually("renewals go on", async || guard.state() == State::Held).await;
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
-    drop(client);
-    server.assert_nothing_left().await;
+    goes_on(&server, client, guard).await;
 }
 
 /// A server that reads its data for some seconds.

@@ -5,68 +5,32 @@ use std::time::Duration;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 
-/// One thing that goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Fault {
-    // to the server and the network
-    KillCommandConnections,
-    KillNoticeConnections,
-    ForgetScripts,
-    Cut,
-    StallReplies,
-    StallRequests,
-    StallBoth,
-    LoseReplies,
-    DuplicateRequests,
-    LoseNotices,
-    DuplicateNotices,
-    HalfOpen,
-    Silence,
-    Delay,
-    PauseServer,
-    PauseClients,
-    OutOfMemory,
-    ReadOnly,
-    RestartServer,
-    // the same, and the data is lost
-    FlushAll,
-    RestartEmpty,
-    // to a worker
-    PauseWorker,
-    KillWorker,
-    ReplaceWorker,
+/// Writes the faults and, for each lane, what is drawn from.
+macro_rules! faults {
+    ($($(#[$about:meta])* $lane:ident: $($fault:ident),*;)*) => {
+        /// One thing that goes wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub(super) enum Fault { $($($fault),*),* }
+
+        $($(#[$about])* const $lane: &[Fault] = &[$(Fault::$fault),*];)*
+    };
 }
 
-use Fault::*;
-
-/// What the server's lane draws from; the loss of data is rare.
-const SERVER: [Fault; 19] = [
-    KillCommandConnections,
-    KillNoticeConnections,
-    ForgetScripts,
-    Cut,
-    StallReplies,
-    StallRequests,
-    StallBoth,
-    LoseReplies,
-    DuplicateRequests,
-    LoseNotices,
-    DuplicateNotices,
-    HalfOpen,
-    Silence,
-    Delay,
-    PauseServer,
-    PauseClients,
-    OutOfMemory,
-    ReadOnly,
-    RestartServer,
-];
-const LOSSES: [Fault; 2] = [FlushAll, RestartEmpty];
-const WORKER: [Fault; 4] = [PauseWorker, PauseWorker, KillWorker, ReplaceWorker];
+faults! {
+    /// To the server and the network.
+    SERVER: KillCommandConnections, KillNoticeConnections, ForgetScripts, Cut, StallReplies,
+        StallRequests, StallBoth, LoseReplies, DuplicateRequests, LoseNotices,
+        DuplicateNotices, HalfOpen, Silence, Delay, PauseServer, PauseClients, OutOfMemory,
+        ReadOnly, RestartServer;
+    /// The same, and the data is lost: rare.
+    LOSSES: FlushAll, RestartEmpty;
+    /// To a worker.
+    WORKER: PauseWorker, KillWorker, ReplaceWorker;
+}
 
 impl Fault {
     pub(super) fn of_server(random: &mut StdRng) -> Self {
-        let faults: &[Fault] = if random.random_bool(0.02) { &LOSSES } else { &SERVER };
+        let faults = if random.random_bool(0.02) { LOSSES } else { SERVER };
         faults[random.random_range(0..faults.len())]
     }
 
