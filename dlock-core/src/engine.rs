@@ -253,6 +253,11 @@ impl<W> Engine<W> {
         }
     }
 
+    /// For how long the holder of a ticket has had it.
+    pub fn held_for(&self, now: Moment, ticket: Ticket) -> Duration {
+        self.tickets.get(ticket).map_or(Duration::ZERO, |entry| now.since(entry.since))
+    }
+
     /// The caller's own of a ticket.
     pub fn payload_mut(&mut self, ticket: Ticket) -> Option<&mut W> {
         self.tickets.get_mut(ticket).map(|entry| &mut entry.payload)

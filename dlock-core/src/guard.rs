@@ -35,7 +35,6 @@ pub(crate) struct Hold {
     spot: Spot,
     key: Key,
     mode: Mode,
-    since: Moment,
     /// However it ends, the key stays taken until then.
     taken_until: Moment,
     /// Inside another guard of the same key.
@@ -44,23 +43,16 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn new(
-        handle: Arc<Handle>,
-        spot: Spot,
-        key: Key,
-        mode: Mode,
-        since: Moment,
-        nested: bool,
-    ) -> Self {
+    pub(crate) fn new(handle: Arc<Handle>, spot: Spot, key: Key, mode: Mode, nested: bool) -> Self {
         let taken_until = Moment::default();
-        Hold { handle, spot, key, mode, since, taken_until, nested, let_go: false }
+        Hold { handle, spot, key, mode, taken_until, nested, let_go: false }
     }
 
-    /// However it ends, the key stays taken until this long after it was taken.
-    /// What is nested gives nothing back, so nothing stays taken after it either.
-    pub(crate) fn keep_taken(mut self, at_least: Option<Duration>) -> Self {
-        if let Some(at_least) = at_least.filter(|_| !self.nested) {
-            self.taken_until = self.since + at_least;
+    /// However it ends, the key stays taken until then. What is nested gives nothing
+    /// back, so nothing stays taken after it either.
+    pub(crate) fn taken_until(mut self, moment: Moment) -> Self {
+        if !self.nested {
+            self.taken_until = moment;
         }
         self
     }
@@ -127,11 +119,12 @@ impl Hold {
     async fn release(mut self, how: Release) -> Result<Released> {
         let Spot { shard, ticket } = self.spot;
         let taken_until = self.taken_until;
-        let now = self.handle.core.step(shard, |machine, now, actions| {
+        let held = self.handle.core.step(shard, |machine, now, actions| {
+            let held = machine.held_for(now, ticket);
             machine.release(now, ticket, at_least(how, taken_until.since(now)), actions);
-            now
+            held
         });
-        self.told_released(now);
+        self.told_released(held);
         // If this future is dropped, `Hold::drop` forgets the ticket and the
         // release goes on without it.
         let outcome = std::future::poll_fn(|cx| {
@@ -171,13 +164,12 @@ impl Hold {
         Err(error)
     }
 
-    fn told_released(&mut self, now: Moment) {
+    fn told_released(&mut self, held: Duration) {
         if self.let_go {
             return;
         }
         self.let_go = true;
         let core = &self.handle.core;
-        let held = now.since(self.since);
         core.observer.tell(&Event::Released { key: &self.key, held });
         core.guard_gone.notify_waiters();
     }
@@ -187,14 +179,15 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let Spot { shard, ticket } = self.spot;
         let (taken_until, let_go) = (self.taken_until, self.let_go);
-        let (now, wakers) = self.handle.core.step(shard, |machine, now, actions| {
+        let (held, wakers) = self.handle.core.step(shard, |machine, now, actions| {
+            let held = machine.held_for(now, ticket);
             if !let_go && now < taken_until {
                 machine.release(now, ticket, Release::After(taken_until.since(now)), actions);
             }
-            (now, machine.forget(now, ticket, actions))
+            (held, machine.forget(now, ticket, actions))
         });
         drop(wakers); // here, where no lock is held
-        self.told_released(now);
+        self.told_released(held);
     }
 }
 

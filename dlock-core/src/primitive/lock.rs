@@ -258,8 +258,9 @@ impl<G: Held> Lock<G> {
         match Acquire::new(&self.handle, ask).await {
             Ok(Admission { spot, token, handed_over, waited, since }) => {
                 let handle = self.handle.clone();
-                let hold = Hold::new(handle, spot, key.clone(), self.mode, since, nested)
-                    .keep_taken(self.options.hold_at_least);
+                let stays = self.options.hold_at_least.unwrap_or_default();
+                let hold = Hold::new(handle, spot, key.clone(), self.mode, nested)
+                    .taken_until(since + stays);
                 let shown = (!self.mode.is_permits()).then_some(token);
                 self.handle.core.observer.tell(&Event::Acquired {
                     key,
