@@ -110,7 +110,7 @@ impl Inventory {
     pub async fn open(dlock: &Dlock, name: impl IntoKey) -> Result<Self> {
         let key = name.into_key()?;
         let any = Sale { key: key.clone(), birth: 0 };
-        let store = checked_store(dlock).await?;
+        let store = store(dlock)?;
         let view = on_driver(dlock, store, move |store| async move { store.view(&any).await });
         let view = view.await.map_err(only_looked)?;
         Self::of(dlock, key, &view)
@@ -494,38 +494,6 @@ fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
         dlock_core::Error::new(dlock_core::ErrorKind::Unsupported, dlock_core::Operation::Stock)
             .saying(format!("{name}:// keeps no stock; memory:// and redis:// do")),
     ))
-}
-
-/// Whether the server of this client was seen to keep what it is given.
-#[derive(Default)]
-struct Checked(Mutex<bool>);
-
-async fn checked_store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
-    let store = store(dlock)?;
-    let checked = dlock.extension::<Checked>();
-    if dlock.capabilities().remote && !*checked.0.lock() {
-        let asked = store.clone();
-        let durability = on_driver(dlock, asked, |store| async move { store.durability().await });
-        match durability.await?.eviction.as_deref() {
-            None => {
-                tracing::warn!(target: "dlock::stock", "the server does not tell its maxmemory-policy; it must be noeviction");
-            }
-            Some("noeviction") => {}
-            Some(policy) => {
-                return Err(Error::Store(
-                    dlock_core::Error::new(
-                        dlock_core::ErrorKind::Config,
-                        dlock_core::Operation::Stock,
-                    )
-                    .saying(format!(
-                        "the server's maxmemory-policy is `{policy}`, which throws stock away when the memory is full; set it to noeviction"
-                    )),
-                ));
-            }
-        }
-        *checked.0.lock() = true;
-    }
-    Ok(store)
 }
 
 /// Runs a call where the connections live; on the embedded store, right here.

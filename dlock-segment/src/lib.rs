@@ -23,3 +23,10 @@ pub use lock::{MAX_SEGMENTS, Segment, SegmentedLock, Segments, Take};
 #[doc(hidden)]
 pub use plant::{Plant, Planted};
 pub use store::{Durability, Effect, Entry};
+
+/// The examples of the documents compile and run.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../docs/inventory.md")]
+    struct Inventory;
+}

@@ -13,6 +13,7 @@ pub mod proxy;
 pub mod records;
 pub mod redis;
 pub mod resp;
+pub mod sale;
 pub mod servers;
 pub mod sim;
 

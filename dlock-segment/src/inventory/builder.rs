@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use dlock_core::{Dlock, Key};
 
-use super::{Inventory, checked_millis, checked_quantity, checked_store, on_driver, unix_millis};
+use super::{Inventory, checked_millis, checked_quantity, on_driver, store, unix_millis};
 use crate::MAX_SEGMENTS;
 use crate::error::{Error, Result};
 use crate::store::Terms;
@@ -119,7 +119,7 @@ impl Builder {
         if self.rate == Some(0) {
             return Err(Error::Invalid("a rate of 0 would admit nobody".into()));
         }
-        let store = checked_store(&self.dlock).await?;
+        let store = store(&self.dlock)?;
         let name = key.clone();
         let create = move |store: std::sync::Arc<dyn crate::store::Store>| async move {
             store.create(&name, &terms).await

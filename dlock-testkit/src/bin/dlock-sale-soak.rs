@@ -1,0 +1,54 @@
+//! Soaks a sale, at any size:
+//!
+//! ```text
+//! cargo run --release -p dlock-testkit --bin dlock-sale-soak
+//! cargo run --release -p dlock-testkit --bin dlock-sale-soak -- --units 10000 --attempts 100000
+//! ```
+//!
+//! Options, each with a number: `--units`, `--attempts`, `--segments`,
+//! `--processes`, `--kills`, `--seed`.
+
+use dlock_testkit::sale::{Soak, soak, work};
+
+#[tokio::main(worker_threads = 2)]
+async fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |text: &String| text.parse::<u64>().unwrap_or_else(|_| usage());
+    if arguments.first().is_some_and(|first| first == "worker") {
+        let [port, seed, worker, from, until] = &arguments[1..] else { usage() };
+        let port = u16::try_from(number(port)).unwrap_or_else(|_| usage());
+        work(port, number(seed), number(worker), number(from), number(until)).await;
+        return;
+    }
+    let mut wanted = Soak {
+        units: 1_000_000,
+        attempts: 10_000_000,
+        segments: 64,
+        processes: 4,
+        kills: 40,
+        seed: 1,
+    };
+    for pair in arguments.chunks(2) {
+        let [name, value] = pair else { usage() };
+        let value = number(value);
+        match name.as_str() {
+            "--units" => wanted.units = value,
+            "--attempts" => wanted.attempts = value,
+            "--segments" => wanted.segments = u32::try_from(value).unwrap_or_else(|_| usage()),
+            "--processes" => wanted.processes = value.max(1),
+            "--kills" => wanted.kills = value,
+            "--seed" => wanted.seed = value,
+            _ => usage(),
+        }
+    }
+    let program = std::env::current_exe().expect("this program");
+    match soak(&program, wanted).await {
+        Some(report) => println!("{wanted:?}\n{report:?}\nsold exactly {}, audit clean", report.sold),
+        None => std::process::exit(1),
+    }
+}
+
+fn usage() -> ! {
+    eprintln!("see the top of dlock-sale-soak.rs for the options");
+    std::process::exit(2);
+}
