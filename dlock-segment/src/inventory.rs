@@ -75,7 +75,7 @@ pub(crate) struct Shared {
 
 enum Backing {
     /// Answers at once.
-    Memory(Memory),
+    Memory(Memory, crate::store::memory::SharedHome),
     Remote(Arc<dyn Store>, Arc<Combiner>),
 }
 
@@ -395,8 +395,8 @@ impl Inventory {
 
     async fn ask_until_known(&self, ask: Ask, id: Option<&Id>) -> Result<(View, Answer)> {
         let combiner = match &self.shared.backing {
-            Backing::Memory(memory) => loop {
-                match memory.apply_one(&self.shared.sale, &ask)? {
+            Backing::Memory(memory, home) => loop {
+                match memory.apply_one(&self.shared.sale, home, &ask)? {
                     (_, Answer::Again) => {}
                     answered => return Ok(answered),
                 }
@@ -404,20 +404,18 @@ impl Inventory {
             Backing::Remote(_, combiner) => combiner,
         };
         let Some(id) = id else { return combiner.send(ask).await };
-        let unknown = || Error::Unknown(Some(crate::error::Operation(id.clone())));
-        let began = tokio::time::Instant::now();
-        let patience = self.dlock.beside().call_timeout() * 2;
-        let mut in_doubt = false;
+        let mut doubted_until = None;
         loop {
             match combiner.send(ask.clone()).await {
-                Err(Error::Unknown(_)) => in_doubt = true,
+                Err(Error::Unknown(_)) => {}
                 // Not this time; but an earlier one may have been applied.
-                Err(error) if !in_doubt => return Err(error),
-                Err(Error::Store(_)) => {}
+                Err(Error::Store(_)) if doubted_until.is_some() => {}
                 known => return known,
             }
-            if began.elapsed() >= patience {
-                return Err(unknown());
+            let now = tokio::time::Instant::now();
+            let patience = self.dlock.beside().call_timeout() * 2;
+            if now >= *doubted_until.get_or_insert(now + patience) {
+                return Err(Error::Unknown(Some(crate::error::Operation(id.clone()))));
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -465,7 +463,8 @@ impl Health {
 impl Backing {
     fn new(dlock: &Dlock, sale: &Sale) -> Result<Self> {
         if let Some(memory) = Memory::new(dlock.beside()) {
-            return Ok(Backing::Memory(memory));
+            let home = memory.home(sale)?;
+            return Ok(Backing::Memory(memory, home));
         }
         let store = store(dlock)?;
         let combiner = Combiner::new(store.clone(), dlock.beside(), sale.clone());
@@ -474,7 +473,7 @@ impl Backing {
 
     fn store(&self, dlock: &Dlock) -> Result<Arc<dyn Store>> {
         match self {
-            Backing::Memory(_) => store(dlock),
+            Backing::Memory(..) => store(dlock),
             Backing::Remote(store, _) => Ok(store.clone()),
         }
     }

@@ -186,7 +186,10 @@ async fn row_10_out_of_memory() {
     taken(sale.deduct(1).operation("before").send().await.unwrap());
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = sale.deduct(1).operation("o").send().await.unwrap_err();
-    assert!(matches!(&error, Error::Store(error) if error.kind() == ErrorKind::Unavailable), "{error}");
+    assert!(
+        matches!(&error, Error::Store(error) if error.kind() == ErrorKind::Unavailable),
+        "{error}"
+    );
     assert!(error.to_string().contains("out of memory"), "{error}");
     server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(counts(&sale).await, (999, 0, 1), "nothing was applied");

@@ -109,8 +109,7 @@ impl Walk {
             .create()
             .await
             .expect("a sale");
-        let model =
-            Model { supplied: stock, anonymous: 0, per_buyer, operations: BTreeMap::new() };
+        let model = Model { supplied: stock, anonymous: 0, per_buyer, operations: BTreeMap::new() };
         Walk { sale, model, random }
     }
 

@@ -37,7 +37,7 @@ impl Both {
         let (store, name, wanted) = (redis.clone(), key.clone(), terms.clone());
         let made = on_driver(dlock, async move { store.create(&name, &wanted).await }).await;
         let view = made.expect("a sale");
-        let home = Home::new(view.now, view.birth, terms, Planted::default());
+        let home = Home::new(view.birth, terms, Planted::default());
         let sale = Sale { key, birth: view.birth };
         Both { dlock: dlock.clone(), redis, sale, home, random }
     }

@@ -18,6 +18,8 @@ use crate::plant::{Plant, Planted};
 #[derive(Debug)]
 pub(crate) struct Home {
     birth: u64,
+    /// Whoever still has it at hand must not use it.
+    pub(crate) is_removed: bool,
     pub(crate) terms: Terms,
     /// The terms that may change while the sale runs.
     opens_at: u64,
@@ -35,17 +37,12 @@ pub(crate) struct Home {
     planted: Planted,
 }
 
-/// Why a request cannot have units.
-enum Stop {
-    Answer(Answer),
-}
-
 impl Home {
-    pub(crate) fn new(now: u64, birth: u64, terms: Terms, planted: Planted) -> Self {
+    pub(crate) fn new(birth: u64, terms: Terms, planted: Planted) -> Self {
         let Terms { stock, segments, per_buyer, opens_at, closes_at, retention, .. } = terms;
-        debug_assert!(now > 0);
         Home {
             birth,
+            is_removed: false,
             terms,
             opens_at,
             closes_at,
@@ -140,14 +137,14 @@ impl Home {
         buyer: Option<&Id>,
     ) -> Answer {
         if self.planted.is(Plant::IdCheckedAfterStock)
-            && let Err(Stop::Answer(answer)) = self.room_for(now, quantity, buyer)
+            && let Some(answer) = self.refusal(now, quantity, buyer)
         {
             return answer;
         }
         if let Some(record) = operation.and_then(|id| self.look(now, id)) {
             return again(record, &[Fate::Taken], quantity, buyer);
         }
-        if let Err(Stop::Answer(answer)) = self.room_for(now, quantity, buyer) {
+        if let Some(answer) = self.refusal(now, quantity, buyer) {
             if let Some(id) = operation
                 && self.planted.is(Plant::RememberedRefusal)
             {
@@ -179,7 +176,7 @@ impl Home {
         if let Some(record) = self.look(now, operation) {
             return again(record, &FATES, quantity, buyer);
         }
-        if let Err(Stop::Answer(answer)) = self.room_for(now, quantity, buyer) {
+        if let Some(answer) = self.refusal(now, quantity, buyer) {
             return answer;
         }
         let mut record = self.take(now, start, quantity, buyer, Fate::Reserved);
@@ -189,32 +186,31 @@ impl Home {
         Answer::Found(record)
     }
 
-    /// Whether so many units may be taken for this buyer.
-    fn room_for(&self, now: u64, quantity: u64, buyer: Option<&Id>) -> Result<(), Stop> {
-        let stop = |answer| Err(Stop::Answer(answer));
+    /// Why so many units cannot be taken for this buyer.
+    fn refusal(&self, now: u64, quantity: u64, buyer: Option<&Id>) -> Option<Answer> {
         if self.paused {
-            return stop(Answer::Paused);
+            return Some(Answer::Paused);
         }
         if now < self.opens_at {
-            return stop(Answer::NotStarted);
+            return Some(Answer::NotStarted);
         }
         if self.closes_at != 0 && now >= self.closes_at {
-            return stop(Answer::Ended);
+            return Some(Answer::Ended);
         }
         let next = self.ledger.next_expiry();
         let more_expired = next != 0 && next <= now;
         if self.per_buyer != 0 {
-            let Some(buyer) = buyer else { return stop(Answer::BuyerMissing) };
+            let Some(buyer) = buyer else { return Some(Answer::BuyerMissing) };
             let has = self.buyers.get(buyer).copied().unwrap_or(0);
             if has + quantity > self.per_buyer {
                 let again = more_expired && quantity <= self.per_buyer;
-                return stop(if again { Answer::Again } else { Answer::LimitReached });
+                return Some(if again { Answer::Again } else { Answer::LimitReached });
             }
         }
         if self.units.total.available < quantity {
-            return stop(if more_expired { Answer::Again } else { Answer::SoldOut });
+            return Some(if more_expired { Answer::Again } else { Answer::SoldOut });
         }
-        Ok(())
+        None
     }
 
     fn take(

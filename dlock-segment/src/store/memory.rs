@@ -25,9 +25,12 @@ pub struct Memory {
     beside: Beside,
 }
 
+/// One sale.
+pub(crate) type SharedHome = Arc<Mutex<Home>>;
+
 #[derive(Debug)]
 pub(crate) struct Homes {
-    sales: Mutex<HashMap<Key, Arc<Mutex<Home>>>>,
+    sales: Mutex<HashMap<Key, SharedHome>>,
     births: AtomicU64,
     /// The bug of the homes made from now on.
     planted: Mutex<Planted>,
@@ -59,7 +62,7 @@ impl Memory {
         unix_millis(self.beside.now())
     }
 
-    fn home(&self, sale: &Sale) -> Result<Arc<Mutex<Home>>> {
+    pub(crate) fn home(&self, sale: &Sale) -> Result<SharedHome> {
         let home = self.homes.sales.lock().get(&sale.key).cloned();
         let home = home.filter(|home| sale.birth == 0 || sale.birth == home.lock().birth());
         home.ok_or_else(|| no_sale(sale))
@@ -71,19 +74,27 @@ impl Memory {
         Ok(work(&mut home.lock(), now))
     }
 
-    /// Applies one request, without any waiting.
-    pub(crate) fn apply_one(&self, sale: &Sale, ask: &Ask) -> Result<(View, Answer)> {
+    /// Applies one request to a sale at hand, without any waiting.
+    pub(crate) fn apply_one(
+        &self,
+        sale: &Sale,
+        home: &SharedHome,
+        ask: &Ask,
+    ) -> Result<(View, Answer)> {
         let start = rand::rng().random_range(0..super::super::MAX_SEGMENTS as usize);
         if cfg!(feature = "simulation")
             && let Some(answer) = self.read_then_write(sale, ask)?
         {
             return Ok(answer);
         }
-        self.with(sale, |home, now| {
-            home.reclaim(now);
-            let answer = home.apply(now, start, ask);
-            (home.view(now), answer)
-        })
+        let now = self.now();
+        let mut home = home.lock();
+        if home.is_removed {
+            return Err(no_sale(sale));
+        }
+        home.reclaim(now);
+        let answer = home.apply(now, start, ask);
+        Ok((home.view(now), answer))
     }
 
     /// The planted bug of a count that is read, and written by what was read.
@@ -133,7 +144,7 @@ impl Store for Memory {
         let home = sales.entry(key.clone()).or_insert_with(|| {
             let birth = now * 1_000 + self.homes.births.fetch_add(1, Ordering::Relaxed) % 1_000;
             let planted = *self.homes.planted.lock();
-            Arc::new(Mutex::new(Home::new(now, birth, terms.clone(), planted)))
+            Arc::new(Mutex::new(Home::new(birth, terms.clone(), planted)))
         });
         let home = home.lock();
         done(if home.terms == *terms { Ok(home.view(now)) } else { Err(other_terms(key)) })
@@ -147,11 +158,18 @@ impl Store for Memory {
     }
 
     fn remove<'a>(&'a self, sale: &'a Sale) -> Call<'a, bool> {
-        let there = self.home(sale).is_ok();
-        if there {
-            self.homes.sales.lock().remove(&sale.key);
+        let mut sales = self.homes.sales.lock();
+        let there = sales.get(&sale.key).filter(|home| {
+            let mut home = home.lock();
+            let is_it = sale.birth == 0 || sale.birth == home.birth();
+            home.is_removed = is_it;
+            is_it
+        });
+        let was_there = there.is_some();
+        if was_there {
+            sales.remove(&sale.key);
         }
-        done(Ok(there))
+        done(Ok(was_there))
     }
 
     fn apply<'a>(&'a self, sale: &'a Sale, batch: &'a [Ask]) -> Call<'a, (View, Vec<Answer>)> {

@@ -43,7 +43,9 @@ async fn main() {
     }
     let program = std::env::current_exe().expect("this program");
     match soak(&program, wanted).await {
-        Some(report) => println!("{wanted:?}\n{report:?}\nsold exactly {}, audit clean", report.sold),
+        Some(report) => {
+            println!("{wanted:?}\n{report:?}\nsold exactly {}, audit clean", report.sold)
+        }
         None => std::process::exit(1),
     }
 }
