@@ -85,7 +85,39 @@ async fn main() {
         let cost = costs(&dlock, &memory, 16, units, time).await;
         println!("  {:8} {units:10}  kept up   {:8.0}  {:8.1}", 16, cost.0, cost.1);
     }
+    println!("\nbytes of the server's memory, ids of 20 bytes");
+    let [plain, buyer] = [bytes(&dlock, &server, false).await, bytes(&dlock, &server, true).await];
+    println!("  an operation {plain:.0}; with a buyer of its own {buyer:.0}");
     println!("\n{}", server.cli(&["info", "server"]).lines().nth(1).unwrap_or_default());
+}
+
+/// What one operation takes.
+async fn bytes(dlock: &Dlock, server: &RedisServer, with_buyer: bool) -> f64 {
+    const OPERATIONS: u64 = 100_000;
+    let sale = fresh(dlock, OPERATIONS, 16, Carries::Id, false).await;
+    let used = || {
+        let info = server.cli(&["info", "memory"]);
+        let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        used.and_then(|used| used.trim().parse::<f64>().ok()).expect("used_memory")
+    };
+    let before = used();
+    let tasks = (0..OPERATIONS).map(|number| {
+        let sale = sale.clone();
+        tokio::spawn(async move {
+            let deduct = sale.deduct(1).operation(format!("order-{number:014}"));
+            let deduct = match with_buyer {
+                true => deduct.buyer(format!("buyer-{number:014}")),
+                false => deduct,
+            };
+            deduct.send().await.expect("an answer");
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("no panic");
+    }
+    let bytes = (used() - before) / OPERATIONS as f64;
+    sale.remove().await.expect("removed");
+    bytes
 }
 
 #[derive(Default)]

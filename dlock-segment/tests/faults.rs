@@ -258,6 +258,38 @@ async fn tampering_is_named_by_the_audit() {
     assert!(audit.disagreements.iter().any(|it| it.what.contains("reservations have")));
 }
 
+/// The rights in the documents are enough.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_documented_rights_suffice() {
+    let Some(server) = RedisServer::start() else { return };
+    let rights =
+        concat!(include_str!("../../docs/redis.acl"), include_str!("../../docs/redis-stock.acl"));
+    let rights = rights.lines().filter(|line| !line.starts_with('#'));
+    let mut command = vec!["ACL", "SETUSER", "seller", "on", ">horse"];
+    command.extend(rights.flat_map(str::split_whitespace));
+    assert_eq!(server.cli(&command), "OK");
+    let url = format!("redis://seller:horse@127.0.0.1:{}", server.port());
+    let dlock = Dlock::connect(&url).await.unwrap();
+    let place = Place { dlock, server: None };
+    let sale = Inventory::builder(&place.dlock, "sale").stock(10).segments(2).journal(100);
+    let sale = sale.create().await.unwrap();
+    taken(sale.deduct(1).operation("o").buyer("u").send().await.unwrap());
+    taken(sale.deduct(1).send().await.unwrap());
+    let lasts = Duration::from_millis(1);
+    sale.reserve(1).operation("r").buyer("u").expires_in(lasts).send().await.unwrap();
+    sale.reserve(1).operation("s").send().await.unwrap();
+    sale.reservation("s").confirm().await.unwrap();
+    sale.refund("o").send().await.unwrap();
+    sale.resize(3).await.unwrap();
+    sale.refund("s").send().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(counts(&sale).await, (9, 0, 1));
+    assert!(!sale.journal(0).await.unwrap().is_empty());
+    assert_eq!(sale.health().await.durability.append_only, Some(false));
+    clean_audit(&sale).await;
+    assert!(sale.remove().await.unwrap());
+}
+
 /// Ten thousand sales in one process: an idle one costs next to nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_sales_are_open_in_one_process() {

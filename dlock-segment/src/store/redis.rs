@@ -146,7 +146,8 @@ impl Redis {
 
     async fn entries(&self, sale: &Sale, after: u64, limit: usize) -> Result<Vec<Entry>> {
         let name = format!("{}j", self.beside.redis_name(&sale.key)?);
-        let (from, limit) = (format!("({after}-0"), limit.to_string());
+        // Each is a batch of up to 256.
+        let (from, limit) = (format!("({after}-0"), limit.div_ceil(10).to_string());
         let command: [&[u8]; 6] =
             [b"XRANGE", name.as_bytes(), from.as_bytes(), b"+", b"COUNT", limit.as_bytes()];
         let reply = self.command(Some(&sale.key), &command).await?;

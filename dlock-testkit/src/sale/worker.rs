@@ -104,7 +104,7 @@ impl Attempt<'_> {
                 let _ = tokio::time::timeout(patience, buying).await;
             }
             96..98 => {
-                let resolved = self.until_known(async || self.sale.resolve(&self.id).await).await;
+                let resolved = self.until_known(|| self.sale.resolve(&self.id)).await;
                 if resolved == Resolved::NotApplied {
                     let late = self.deduct(1).await;
                     assert_eq!(late, Deduction::Refused, "{}", self.id);
@@ -120,7 +120,7 @@ impl Attempt<'_> {
     }
 
     async fn deduct(&self, quantity: u64) -> Deduction {
-        self.until_known(async || self.sale.deduct(quantity).operation(&self.id).send().await).await
+        self.until_known(|| self.sale.deduct(quantity).operation(&self.id).send()).await
     }
 
     async fn buy(&self, quantity: u64) -> bool {
@@ -136,12 +136,12 @@ impl Attempt<'_> {
 
     async fn reserve(&mut self) {
         let reserve =
-            async || self.sale.reserve(1).operation(&self.id).expires_in(LASTS).send().await;
+            || self.sale.reserve(1).operation(&self.id).expires_in(LASTS).send();
         let Reservation::Held(_) = self.until_known(reserve).await else { return };
         let reservation = self.sale.reservation(&self.id);
         let settled = match self.random.random_range(0..10) {
-            0..5 => self.until_known(async || reservation.confirm().await).await,
-            5..8 => self.until_known(async || reservation.cancel().await).await,
+            0..5 => self.until_known(|| reservation.confirm()).await,
+            5..8 => self.until_known(|| reservation.cancel()).await,
             _ => return, // left to expire
         };
         assert_ne!(settled, HoldState::Open);
@@ -151,15 +151,16 @@ impl Attempt<'_> {
         let part = self.random.random_range(1..=quantity);
         let refund = format!("{}-refund", self.id);
         let refunded = self
-            .until_known(async || {
-                self.sale.refund(&self.id).quantity(part).operation(&refund).send().await
-            })
+            .until_known(|| self.sale.refund(&self.id).quantity(part).operation(&refund).send())
             .await;
         assert!(matches!(refunded, Refund::Refunded(_)), "{refunded:?}");
     }
 
     /// Asks until the answer is known: the network comes back.
-    async fn until_known<T>(&self, ask: impl AsyncFn() -> Result<T, Error>) -> T {
+    async fn until_known<T, F>(&self, ask: impl Fn() -> F) -> T
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
         for _ in 0..600 {
             match ask().await {
                 Ok(answer) => return answer,
