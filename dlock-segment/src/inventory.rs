@@ -1,7 +1,9 @@
 //! The count of a flash sale, kept by the store of the locks.
 
 mod audit;
+mod backing;
 mod builder;
+mod checks;
 mod combiner;
 mod front;
 mod observe;
@@ -11,22 +13,22 @@ mod request;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use dlock_core::{Dlock, IntoKey, Key};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 pub use self::audit::{Audit, Disagreement, SegmentAudit};
+use self::backing::{Backing, on_driver, only_looked, store};
 pub use self::builder::Builder;
-use self::combiner::Combiner;
+use self::checks::{checked_id, checked_quantity, unexpected};
 use self::front::Front;
 pub use self::outcome::{
     Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
 };
 pub use self::request::{Deduct, Refunding, ReservationHandle, Reserve, Restock};
 use crate::error::{Error, Result};
-use crate::store::memory::Memory;
 use crate::store::{Answer, Ask, Change, Durability, Entry, Id, Sale, Store, View};
 
 /// The longest operation id or buyer's id, in bytes.
@@ -71,12 +73,6 @@ pub(crate) struct Shared {
     sale: Sale,
     backing: Backing,
     front: Front,
-}
-
-enum Backing {
-    /// Answers at once.
-    Memory(Memory, crate::store::memory::SharedHome),
-    Remote(Arc<dyn Store>, Arc<Combiner>),
 }
 
 /// The sales in use through a client.
@@ -457,120 +453,5 @@ impl Health {
             (Some(false), _) => Some("everything since the last snapshot, or everything"),
             (None, _) => Some("not known: the server does not tell how it persists"),
         }
-    }
-}
-
-impl Backing {
-    fn new(dlock: &Dlock, sale: &Sale) -> Result<Self> {
-        if let Some(memory) = Memory::new(dlock.beside()) {
-            let home = memory.home(sale)?;
-            return Ok(Backing::Memory(memory, home));
-        }
-        let store = store(dlock)?;
-        let combiner = Combiner::new(store.clone(), dlock.beside(), sale.clone());
-        Ok(Backing::Remote(store, Arc::new(combiner)))
-    }
-
-    fn store(&self, dlock: &Dlock) -> Result<Arc<dyn Store>> {
-        match self {
-            Backing::Memory(..) => store(dlock),
-            Backing::Remote(store, _) => Ok(store.clone()),
-        }
-    }
-}
-
-/// The store beside the locks of this client.
-fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
-    if let Some(memory) = Memory::new(dlock.beside()) {
-        return Ok(Arc::new(memory));
-    }
-    #[cfg(feature = "redis")]
-    if let Some(redis) = crate::store::redis::Redis::new(dlock.beside()) {
-        return Ok(Arc::new(redis));
-    }
-    let name = dlock.capabilities().name;
-    Err(Error::Store(
-        dlock_core::Error::new(dlock_core::ErrorKind::Unsupported, dlock_core::Operation::Stock)
-            .saying(format!("{name}:// keeps no stock; memory:// and redis:// do")),
-    ))
-}
-
-/// Runs a call where the connections live; on the embedded store, right here.
-async fn on_driver<T, C, F>(dlock: &Dlock, store: Arc<dyn Store>, call: C) -> Result<T>
-where
-    T: Send + 'static,
-    C: FnOnce(Arc<dyn Store>) -> F + Send + 'static,
-    F: Future<Output = Result<T>> + Send + 'static,
-{
-    if !dlock.capabilities().remote {
-        return call(store).await;
-    }
-    let (answer, answered) = tokio::sync::oneshot::channel();
-    dlock.beside().spawn(async move {
-        let _ = answer.send(call(store).await);
-    })?;
-    answered.await.unwrap_or(Err(Error::Unknown(None)))
-}
-
-/// A call that changes nothing is not unknown but failed.
-fn only_looked(error: Error) -> Error {
-    match error {
-        Error::Unknown(_) => Error::Store(
-            dlock_core::Error::new(
-                dlock_core::ErrorKind::Unavailable,
-                dlock_core::Operation::Stock,
-            )
-            .saying("the store did not answer, or not in words known here"),
-        ),
-        error => error,
-    }
-}
-
-fn checked_id(what: &str, id: &str) -> Result<Id> {
-    if id.is_empty() || id.len() > MAX_ID_BYTES || id.chars().any(char::is_control) {
-        return Err(Error::Invalid(format!(
-            "the {what} must have 1 to {MAX_ID_BYTES} bytes and no control characters"
-        )));
-    }
-    Ok(id.into())
-}
-
-fn checked_quantity(what: &str, quantity: u64) -> Result<u64> {
-    if quantity == 0 || quantity > MAX_QUANTITY {
-        return Err(Error::Invalid(format!("{what} must be 1 to {MAX_QUANTITY}")));
-    }
-    Ok(quantity)
-}
-
-/// At least a millisecond and at most ten years.
-fn checked_millis(what: &str, duration: Duration) -> Result<u64> {
-    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    if millis == 0 || duration > Duration::from_secs(3_650 * 86_400) {
-        return Err(Error::Invalid(format!(
-            "{what} must be a millisecond at least and ten years at most"
-        )));
-    }
-    Ok(millis)
-}
-
-fn unix_millis(time: SystemTime) -> u64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn unexpected(answer: &Answer) -> Error {
-    match answer {
-        Answer::Conflict => Error::Conflict(
-            "this operation id stands for another request (kind, quantity or buyer); use a new id"
-                .into(),
-        ),
-        Answer::Absent => {
-            Error::NotFound("there is no such operation, or its retention is over".into())
-        }
-        Answer::BuyerMissing => {
-            Error::Invalid("the sale limits each buyer; name one with .buyer(..)".into())
-        }
-        Answer::Overflow => Error::Invalid("the sale would have 2^53 units or more".into()),
-        other => Error::Conflict(format!("the store answered {other:?}")),
     }
 }

@@ -21,7 +21,7 @@ pub use inventory::{
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentedLock, Segments, Take};
 #[doc(hidden)]
-pub use plant::{Plant, Planted};
+pub use plant::Plant;
 pub use store::{Durability, Effect, Entry};
 
 /// The examples of the documents compile and run.

@@ -23,29 +23,3 @@ impl Plant {
         Plant::RememberedRefusal,
     ];
 }
-
-/// The bug planted in a store. Outside the tests there is no way to set one, and
-/// asking costs nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Planted {
-    #[cfg(feature = "simulation")]
-    bug: Option<Plant>,
-}
-
-impl Planted {
-    /// A store with this bug.
-    #[cfg(feature = "simulation")]
-    pub fn with(bug: Option<Plant>) -> Self {
-        Planted { bug }
-    }
-
-    #[cfg(feature = "simulation")]
-    pub(crate) fn is(self, bug: Plant) -> bool {
-        self.bug == Some(bug)
-    }
-
-    #[cfg(not(feature = "simulation"))]
-    pub(crate) const fn is(self, _: Plant) -> bool {
-        false
-    }
-}

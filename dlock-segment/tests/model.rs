@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::Place;
 use dlock_segment::store::memory::Memory;
 use dlock_segment::{
-    Deduction, Error, HoldState, Inventory, Plant, Planted, Receipt, Refund, Reservation, Resolved,
+    Deduction, Error, HoldState, Inventory, Plant, Receipt, Refund, Reservation, Resolved,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -345,7 +345,7 @@ async fn random_operations(place: Place) {
 
 fn planted(bug: Plant) -> Place {
     let place = Place::memory().expect("it is embedded");
-    Memory::new(place.dlock.beside()).expect("embedded").plant(Planted::with(Some(bug)));
+    Memory::new(place.dlock.beside()).expect("embedded").plant(bug);
     place
 }
 

@@ -4,7 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use dlock_core::{Dlock, Key};
 
-use super::{Inventory, checked_millis, checked_quantity, on_driver, store, unix_millis};
+use super::Inventory;
+use super::backing::{on_driver, store};
+use super::checks::{checked_millis, checked_quantity, unix_millis};
 use crate::MAX_SEGMENTS;
 use crate::error::{Error, Result};
 use crate::store::Terms;

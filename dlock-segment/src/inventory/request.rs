@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use super::{
-    Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation, checked_id,
-    checked_millis, checked_quantity, unexpected,
-};
+use super::checks::{checked_id, checked_millis, checked_quantity, unexpected};
+use super::outcome::SoldOut;
+use super::{Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation};
 use crate::error::{Error, Result};
-use crate::inventory::outcome::SoldOut;
 use crate::store::{Answer, Ask, Fate, Id, Record, View};
 
 /// How long a reservation lasts, unless set otherwise.

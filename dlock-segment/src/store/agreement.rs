@@ -10,7 +10,6 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::home::Home;
 use super::redis::Redis;
 use super::{Answer, Ask, Change, Counts, Id, Sale, Store as _, Terms, View};
-use crate::plant::Planted;
 
 struct Both {
     dlock: Dlock,
@@ -37,7 +36,7 @@ impl Both {
         let (store, name, wanted) = (redis.clone(), key.clone(), terms.clone());
         let made = on_driver(dlock, async move { store.create(&name, &wanted).await }).await;
         let view = made.expect("a sale");
-        let home = Home::new(view.birth, terms, Planted::default());
+        let home = Home::new(view.birth, terms, None);
         let sale = Sale { key, birth: view.birth };
         Both { dlock: dlock.clone(), redis, sale, home, random }
     }

@@ -13,7 +13,7 @@ use self::units::{Kind, Units};
 use super::{
     Answer, Ask, Change, Effect, Entry, Fate, Id, MAX_UNITS, Parts, RECLAIMED, Record, Terms, View,
 };
-use crate::plant::{Plant, Planted};
+use crate::plant::Plant;
 
 #[derive(Debug)]
 pub(crate) struct Home {
@@ -34,11 +34,11 @@ pub(crate) struct Home {
     pub(crate) buyers: HashMap<Id, u64>,
     journal: VecDeque<Entry>,
     written: u64,
-    planted: Planted,
+    planted: Option<Plant>,
 }
 
 impl Home {
-    pub(crate) fn new(birth: u64, terms: Terms, planted: Planted) -> Self {
+    pub(crate) fn new(birth: u64, terms: Terms, planted: Option<Plant>) -> Self {
         let Terms { stock, segments, per_buyer, opens_at, closes_at, retention, .. } = terms;
         Home {
             birth,
@@ -136,7 +136,7 @@ impl Home {
         operation: Option<&Id>,
         buyer: Option<&Id>,
     ) -> Answer {
-        if self.planted.is(Plant::IdCheckedAfterStock)
+        if self.planted == Some(Plant::IdCheckedAfterStock)
             && let Some(answer) = self.refusal(now, quantity, buyer)
         {
             return answer;
@@ -146,7 +146,7 @@ impl Home {
         }
         if let Some(answer) = self.refusal(now, quantity, buyer) {
             if let Some(id) = operation
-                && self.planted.is(Plant::RememberedRefusal)
+                && self.planted == Some(Plant::RememberedRefusal)
             {
                 self.ledger.put(now, id, Record::tombstone(now));
             }
@@ -155,7 +155,7 @@ impl Home {
         let record = self.take(now, start, quantity, buyer, Fate::Taken);
         if let Some(id) = operation {
             self.sold_by_id += quantity;
-            if !self.planted.is(Plant::NoOperationId) {
+            if self.planted != Some(Plant::NoOperationId) {
                 self.ledger.put(now, id, record.clone());
             }
         }
@@ -301,7 +301,7 @@ impl Home {
 
     fn refund(&mut self, now: u64, of: &Id, quantity: u64, id: &Id) -> Answer {
         if let Some(record) = self.look(now, id)
-            && !self.planted.is(Plant::DoubleRefund)
+            && self.planted != Some(Plant::DoubleRefund)
         {
             let quantity = if quantity == 0 { record.quantity } else { quantity };
             return again(record, &[Fate::Refund], quantity, Some(of));

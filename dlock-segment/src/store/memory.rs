@@ -16,7 +16,7 @@ use super::{
     Answer, Ask, Call, Change, Counts, Cursor, Durability, Entry, Page, Sale, Store, Terms, View,
 };
 use crate::error::{Error, Result};
-use crate::plant::{Plant, Planted};
+use crate::plant::Plant;
 
 /// The sales of one embedded store.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Homes {
     sales: Mutex<HashMap<Key, SharedHome>>,
     births: AtomicU64,
     /// The bug of the homes made from now on.
-    planted: Mutex<Planted>,
+    planted: Mutex<Option<Plant>>,
 }
 
 impl Default for Homes {
@@ -53,8 +53,8 @@ impl Memory {
 
     /// Plants a bug in the sales made from now on.
     #[cfg(feature = "simulation")]
-    pub fn plant(&self, planted: Planted) {
-        *self.homes.planted.lock() = planted;
+    pub fn plant(&self, bug: Plant) {
+        *self.homes.planted.lock() = Some(bug);
     }
 
     /// Milliseconds of Unix time, by the client's clock: one that a test can pause.
@@ -99,7 +99,7 @@ impl Memory {
 
     /// The planted bug of a count that is read, and written by what was read.
     fn read_then_write(&self, sale: &Sale, ask: &Ask) -> Result<Option<(View, Answer)>> {
-        if !self.homes.planted.lock().is(Plant::ReadThenWrite) {
+        if *self.homes.planted.lock() != Some(Plant::ReadThenWrite) {
             return Ok(None);
         }
         let Ask::Deduct { quantity, .. } = ask else { return Ok(None) };

@@ -19,10 +19,10 @@ use super::{
 use crate::error::{Error, Result};
 
 macro_rules! script {
-    ($file:literal) => {
+    ($($file:literal),*) => {
         concat!(
             include_str!("redis/lua/head.lua"),
-            include_str!(concat!("redis/lua/", $file, ".lua"))
+            $(include_str!(concat!("redis/lua/", $file, ".lua"))),*
         )
     };
 }
@@ -40,7 +40,7 @@ fn scripts() -> &'static Scripts {
     SCRIPTS.get_or_init(|| Scripts {
         create: Script::new(script!("create")),
         remove: Script::new(script!("remove")),
-        apply: Script::new(script!("apply")),
+        apply: Script::new(script!("apply_first", "apply_segments", "apply_records", "apply")),
         change: Script::new(script!("change")),
         look: Script::new(script!("look")),
     })

@@ -1,0 +1,82 @@
+//! Where a sale is kept, and how it is reached from here.
+
+use std::sync::Arc;
+
+use dlock_core::Dlock;
+
+use super::combiner::Combiner;
+use crate::error::{Error, Result};
+use crate::store::memory::{Memory, SharedHome};
+use crate::store::{Sale, Store};
+
+pub(super) enum Backing {
+    /// Answers at once.
+    Memory(Memory, SharedHome),
+    Remote(Arc<dyn Store>, Arc<Combiner>),
+}
+
+impl Backing {
+    pub(super) fn new(dlock: &Dlock, sale: &Sale) -> Result<Self> {
+        if let Some(memory) = Memory::new(dlock.beside()) {
+            let home = memory.home(sale)?;
+            return Ok(Backing::Memory(memory, home));
+        }
+        let store = store(dlock)?;
+        let combiner = Combiner::new(store.clone(), dlock.beside(), sale.clone());
+        Ok(Backing::Remote(store, Arc::new(combiner)))
+    }
+
+    pub(super) fn store(&self, dlock: &Dlock) -> Result<Arc<dyn Store>> {
+        match self {
+            Backing::Memory(..) => store(dlock),
+            Backing::Remote(store, _) => Ok(store.clone()),
+        }
+    }
+}
+
+/// The store beside the locks of this client.
+pub(super) fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
+    if let Some(memory) = Memory::new(dlock.beside()) {
+        return Ok(Arc::new(memory));
+    }
+    #[cfg(feature = "redis")]
+    if let Some(redis) = crate::store::redis::Redis::new(dlock.beside()) {
+        return Ok(Arc::new(redis));
+    }
+    let name = dlock.capabilities().name;
+    Err(Error::Store(
+        dlock_core::Error::new(dlock_core::ErrorKind::Unsupported, dlock_core::Operation::Stock)
+            .saying(format!("{name}:// keeps no stock; memory:// and redis:// do")),
+    ))
+}
+
+/// Runs a call where the connections live; on the embedded store, right here.
+pub(super) async fn on_driver<T, C, F>(dlock: &Dlock, store: Arc<dyn Store>, call: C) -> Result<T>
+where
+    T: Send + 'static,
+    C: FnOnce(Arc<dyn Store>) -> F + Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    if !dlock.capabilities().remote {
+        return call(store).await;
+    }
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    dlock.beside().spawn(async move {
+        let _ = answer.send(call(store).await);
+    })?;
+    answered.await.unwrap_or(Err(Error::Unknown(None)))
+}
+
+/// A call that changes nothing is not unknown but failed.
+pub(super) fn only_looked(error: Error) -> Error {
+    match error {
+        Error::Unknown(_) => Error::Store(
+            dlock_core::Error::new(
+                dlock_core::ErrorKind::Unavailable,
+                dlock_core::Operation::Stock,
+            )
+            .saying("the store did not answer, or not in words known here"),
+        ),
+        error => error,
+    }
+}

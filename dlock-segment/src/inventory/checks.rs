@@ -1,0 +1,56 @@
+//! Arguments within their bounds, and answers that are errors.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::{MAX_ID_BYTES, MAX_QUANTITY};
+use crate::error::{Error, Result};
+use crate::store::{Answer, Id};
+
+pub(super) fn checked_id(what: &str, id: &str) -> Result<Id> {
+    if id.is_empty() || id.len() > MAX_ID_BYTES || id.chars().any(char::is_control) {
+        return Err(Error::Invalid(format!(
+            "the {what} must have 1 to {MAX_ID_BYTES} bytes and no control characters"
+        )));
+    }
+    Ok(id.into())
+}
+
+pub(super) fn checked_quantity(what: &str, quantity: u64) -> Result<u64> {
+    if quantity == 0 || quantity > MAX_QUANTITY {
+        return Err(Error::Invalid(format!("{what} must be 1 to {MAX_QUANTITY}")));
+    }
+    Ok(quantity)
+}
+
+/// At least a millisecond and at most ten years.
+pub(super) fn checked_millis(what: &str, duration: Duration) -> Result<u64> {
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    if millis == 0 || duration > Duration::from_secs(3_650 * 86_400) {
+        return Err(Error::Invalid(format!(
+            "{what} must be a millisecond at least and ten years at most"
+        )));
+    }
+    Ok(millis)
+}
+
+pub(super) fn unix_millis(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn unexpected(answer: &Answer) -> Error {
+    match answer {
+        Answer::Conflict => Error::Conflict(
+            "this operation id stands for another request (kind, quantity or buyer); use a new id"
+                .into(),
+        ),
+        Answer::Absent => {
+            Error::NotFound("there is no such operation, or its retention is over".into())
+        }
+        Answer::BuyerMissing => {
+            Error::Invalid("the sale limits each buyer; name one with .buyer(..)".into())
+        }
+        Answer::Overflow => Error::Invalid("the sale would have 2^53 units or more".into()),
+        other => Error::Conflict(format!("the store answered {other:?}")),
+    }
+}

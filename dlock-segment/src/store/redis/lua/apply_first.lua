@@ -1,0 +1,38 @@
+-- Applies a batch of requests to a sale. The number of server calls does not
+-- depend on the size of the batch: everything is read at first, worked out in
+-- tables, and written at last.
+-- ARGV[1]  birth
+-- ARGV[2]  the segment to begin with: any number
+-- ARGV[3]  msgpack: { runs, items }
+--          runs: quantity, count, ... of deductions without id or buyer
+--          items: kind, quantity, id, whose, extra, ... with kinds d deduct,
+--          h reserve (extra: lasts), c confirm, x cancel, e extend (extra: until),
+--          r refund (whose: of), s restock, q resolve, l look
+-- Reply: 'N' if there is no such sale, else lines: the view; for each run
+--   taken, refusal and parts; for each item F and its record, or a letter:
+--   A absent, S sold out, L limit, B before it opens, E ended, P paused,
+--   C conflict, M buyer missing, T and what is left: too much, O overflow, G again
+
+local head = load_head(ARGV[1])
+if not head then
+  return 'N'
+end
+local batch = cmsgpack.unpack(ARGV[3])
+local runs, items = batch[1], batch[2]
+local FIELDS = 5
+local MAX_UNITS = 9007199254740992
+local RECLAIMED = 256
+
+local segments, epoch = head[SEGMENTS], head[EPOCH]
+local start = tonumber(ARGV[2]) % segments
+local changed, lines = false, {}
+local journalling = head[JOURNAL] > 0
+local epoch_text, now_text = text(epoch), text(now)
+
+local function note(effect, id, whose, quantity, parts, of_epoch)
+  changed = true
+  if journalling then
+    lines[#lines + 1] = line(effect, id, whose, quantity, parts, of_epoch)
+  end
+end
+

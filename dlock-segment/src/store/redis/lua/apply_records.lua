@@ -1,0 +1,88 @@
+-- The records of a batch under way, and what becomes of them.
+
+local records, is_hold, has = {}, {}, {}
+local put, unhold, buyers_changed = {}, {}, {}
+
+local function fill(map, hash, ids)
+  if #ids == 0 then
+    return
+  end
+  local found = redis.call('HMGET', hash, unpack(ids))
+  for n = 1, #ids do
+    map[ids[n]] = found[n] or map[ids[n]]
+  end
+  return found
+end
+
+local RECORD = '^(%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%S*) (.*)$'
+local function parse(record)
+  local fate, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
+  if not fate then
+    error('DLOCKLAYOUT')
+  end
+  return {
+    fate = fate, quantity = tonumber(quantity), refunded = tonumber(refunded),
+    epoch = tonumber(of_epoch), at = at, expires = tonumber(expires), parts = parts, whose = whose,
+  }
+end
+
+local function write(it)
+  return table.concat({
+    it.fate, it.quantity, it.refunded, it.epoch, it.at, text(it.expires), it.parts, it.whose,
+  }, ' ')
+end
+
+-- Keeps what became of an operation. Answers the record as a text.
+local function keep(id, record, held)
+  records[id] = record
+  put[id] = record
+  if held then
+    head[HOLDS] = head[HOLDS] + (is_hold[id] and 0 or 1)
+    is_hold[id] = held
+  elseif is_hold[id] then
+    head[HOLDS] = head[HOLDS] - 1
+    is_hold[id], unhold[id] = nil, true
+  end
+  changed = true
+  return record
+end
+
+local function buyer_has(buyer, delta)
+  has[buyer] = math.max(0, tonumber(has[buyer] or 0) + delta)
+  buyers_changed[buyer] = true
+end
+
+-- Ends a reservation: c confirmed, x cancelled, e expired.
+local function close(id, it, fate)
+  local to = fate == 'c' and 3 or 1
+  move_parts(it.epoch, it.parts, 2, to)
+  if to == 3 then
+    head[SOLD_BY_ID] = head[SOLD_BY_ID] + it.quantity
+  elseif it.whose ~= '' then
+    buyer_has(it.whose, -it.quantity)
+  end
+  it.fate = fate
+  keep(id, write(it))
+  note(fate, id, it.whose, it.quantity, it.parts, it.epoch)
+  return it
+end
+
+-- What became of an operation, after its time has been looked at.
+local function find(id)
+  local record = records[id]
+  if not record then
+    return nil
+  end
+  local it = parse(record)
+  if it.fate == 'h' and it.expires <= now then
+    close(id, it, 'e')
+  end
+  return it
+end
+
+local function bury(id)
+  local record = keep(id, 'q 0 0 0 ' .. now_text .. ' 0  ')
+  note('q', id, '', 0, '', 0)
+  return 'F' .. record
+end
+

@@ -1,0 +1,136 @@
+-- The segments of a batch under way: what is available where, and what changes.
+
+-- What is available in the segments looked at, and the changes of each count.
+local available, region = {}, nil
+local deltas = { {}, {}, {}, {} } -- available, reserved, sold, supplied
+-- Segments before `low`, counted from `start`, are empty; none holds more than
+-- `single` by itself, if that is known.
+local low, single, raised = 0, math.huge, false
+
+local function segment_at(offset)
+  local i = start + offset
+  return i < segments and i or i - segments
+end
+
+local function units(i)
+  local found = available[i]
+  if not found then
+    if region then
+      found = struct.unpack('>i8', region, i * 8 + 1)
+    else
+      local from = (WORDS + i) * 8
+      found = struct.unpack('>i8', redis.call('GETRANGE', key, from, from + 7))
+    end
+    available[i] = found
+  end
+  return found
+end
+
+-- The first segment from this offset on that has something; nil if none has.
+local function stocked(offset)
+  while offset < segments do
+    local i = segment_at(offset)
+    if units(i) > 0 then
+      return offset
+    end
+    if not region then
+      region = redis.call('GETRANGE', key, WORDS * 8, (WORDS + segments) * 8 - 1)
+    end
+    if raised then
+      offset = offset + 1
+    else
+      local byte = string.find(region, '[^%z]', i * 8 + 9)
+      local found = byte and math.floor((byte - 1) / 8) or segments
+      offset = offset + math.min(found, i >= start and segments or start) - i
+    end
+  end
+end
+
+local function add(count, i, delta)
+  deltas[count][i] = (deltas[count][i] or 0) + delta
+end
+
+-- Moves units between counts: 1 available, 2 reserved, 3 sold.
+local TOTALS = { AVAILABLE, RESERVED, SOLD }
+local function move(i, quantity, from, to)
+  add(from, i, -quantity)
+  add(to, i, quantity)
+  if from == 1 then
+    available[i] = units(i) - quantity
+  elseif to == 1 then
+    available[i] = units(i) + quantity
+    low, single, raised = 0, math.huge, true
+  end
+  head[TOTALS[from]] = head[TOTALS[from]] - quantity
+  head[TOTALS[to]] = head[TOTALS[to]] + quantity
+end
+
+-- The first segment that holds so many; nil if they must be gathered.
+local function single_with(quantity)
+  low = stocked(low)
+  if quantity > single then
+    return nil
+  end
+  local offset = low
+  while offset do
+    local i = segment_at(offset)
+    if units(i) >= quantity then
+      return i
+    end
+    offset = stocked(offset + 1)
+  end
+  single = quantity - 1
+end
+
+-- Takes units that are there; says where from.
+local function take(quantity, to)
+  local i = single_with(quantity)
+  if i then
+    move(i, quantity, 1, to)
+    return i .. ':' .. quantity
+  end
+  local parts, missing, offset = {}, quantity, low
+  while missing > 0 do
+    i = segment_at(offset)
+    local some = math.min(units(i), missing)
+    move(i, some, 1, to)
+    parts[#parts + 1] = i .. ':' .. some
+    missing = missing - some
+    offset = stocked(offset)
+  end
+  return table.concat(parts, ',')
+end
+
+-- Where the units of a segment of an earlier epoch are counted now.
+local sizes
+local function place(of_epoch, segment)
+  if of_epoch ~= epoch then
+    sizes = sizes or redis.call('LRANGE', key .. 'z', 0, -1)
+    for later = of_epoch + 2, #sizes do
+      segment = segment % tonumber(sizes[later])
+    end
+  end
+  return segment
+end
+
+local function move_parts(of_epoch, parts, from, to)
+  for segment, quantity in string.gmatch(parts, '(%d+):(%d+)') do
+    move(place(of_epoch, tonumber(segment)), tonumber(quantity), from, to)
+  end
+end
+
+-- `quantity` units of these parts, after the first `skip`.
+local function cut(parts, skip, quantity)
+  local some = {}
+  for segment, count in string.gmatch(parts, '(%d+):(%d+)') do
+    count = tonumber(count)
+    local here = math.min(math.max(0, count - skip), quantity)
+    skip = math.max(0, skip - count)
+    if here > 0 then
+      some[#some + 1] = segment .. ':' .. here
+      quantity = quantity - here
+    end
+  end
+  return table.concat(some, ',')
+end
+
