@@ -92,17 +92,21 @@ impl Both {
         let applied =
             on_driver(&self.dlock, async move { redis.apply_from(&sale, start, &asks).await });
         let (view, answers) = applied.await.expect("an answer");
-        // The script takes anonymous deductions first, those of a quantity together.
-        let mut order: Vec<usize> = Vec::new();
-        let anonymous = |ask: &Ask| match ask {
-            Ask::Deduct { quantity, operation: None, buyer: None } => Some(*quantity),
-            _ => None,
-        };
-        for quantity in batch.iter().filter_map(anonymous) {
-            let alike = (0..batch.len()).filter(|&at| anonymous(&batch[at]) == Some(quantity));
-            order.extend(alike.filter(|at| !order.contains(at)).collect::<Vec<_>>());
+        // The script takes anonymous deductions first, then those without buyer,
+        // each kind by quantity, and then the rest.
+        let mut groups: Vec<(u8, u64)> = Vec::new();
+        for kind in [0, 1] {
+            groups.extend(batch.iter().map(group).filter(|group| group.0 == kind));
         }
-        order.extend((0..batch.len()).filter(|&at| anonymous(&batch[at]).is_none()));
+        groups.push((2, 0));
+        let mut order: Vec<usize> = Vec::new();
+        for wanted in groups {
+            for (at, ask) in batch.iter().enumerate() {
+                if group(ask) == wanted && !order.contains(&at) {
+                    order.push(at);
+                }
+            }
+        }
         self.home.reclaim(view.now);
         let mut expected: Vec<Option<Answer>> = vec![None; batch.len()];
         for at in order {
@@ -173,6 +177,15 @@ impl Both {
             entry.sequence = 0;
         }
         assert_eq!(entries, expected);
+    }
+}
+
+/// What the script takes together.
+fn group(ask: &Ask) -> (u8, u64) {
+    match ask {
+        Ask::Deduct { quantity, operation: None, buyer: None } => (0, *quantity),
+        Ask::Deduct { quantity, operation: Some(_), buyer: None } => (1, *quantity),
+        _ => (2, 0),
     }
 }
 

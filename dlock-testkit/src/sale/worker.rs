@@ -135,8 +135,7 @@ impl Attempt<'_> {
     }
 
     async fn reserve(&mut self) {
-        let reserve =
-            || self.sale.reserve(1).operation(&self.id).expires_in(LASTS).send();
+        let reserve = || self.sale.reserve(1).operation(&self.id).expires_in(LASTS).send();
         let Reservation::Held(_) = self.until_known(reserve).await else { return };
         let reservation = self.sale.reservation(&self.id);
         let settled = match self.random.random_range(0..10) {

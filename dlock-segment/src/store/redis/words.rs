@@ -6,60 +6,58 @@ use rmp::encode::{write_array_len, write_str, write_uint};
 use crate::store::home::cut;
 use crate::store::{Answer, Ask, Counts, Effect, Entry, Fate, Id, Parts, Record, View};
 
-/// A batch as `apply.lua` reads it. Deductions without id or buyer are alike, so
-/// those of one quantity go as one run.
+/// A batch as `apply.lua` reads it. Most requests are alike, and are written
+/// together: deductions of one quantity without id or buyer as a run, those with an
+/// id and no buyer as a list of ids.
 pub(super) struct Batch {
     packed: Vec<u8>,
-    /// Where each answer is: a line of items, or a place in a run.
+    /// Where each answer is.
     places: Vec<Place>,
     runs: Vec<(u64, u64)>,
 }
 
 #[derive(Clone, Copy)]
 enum Place {
-    Run { run: usize, at: u64 },
-    Item(usize),
+    Run {
+        run: usize,
+        at: u64,
+    },
+    /// A line after those of the runs.
+    Line(usize),
 }
 
 impl Batch {
     pub(super) fn new(batch: &[Ask]) -> Self {
         let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut named: Vec<(u64, Vec<usize>)> = Vec::new();
+        let mut others = Vec::new();
         let mut places = Vec::with_capacity(batch.len());
-        let mut items = 0;
-        for ask in batch {
-            if let Ask::Deduct { quantity, operation: None, buyer: None } = ask {
-                let run = runs.iter().position(|(of, _)| of == quantity).unwrap_or_else(|| {
-                    runs.push((*quantity, 0));
-                    runs.len() - 1
-                });
-                places.push(Place::Run { run, at: runs[run].1 });
-                runs[run].1 += 1;
-            } else {
-                places.push(Place::Item(items));
-                items += 1;
+        for (index, ask) in batch.iter().enumerate() {
+            places.push(Place::Line(0));
+            match ask {
+                Ask::Deduct { quantity, operation: None, buyer: None } => {
+                    let run = runs.iter().position(|(of, _)| of == quantity);
+                    let run = run.unwrap_or_else(|| {
+                        runs.push((*quantity, 0));
+                        runs.len() - 1
+                    });
+                    places[index] = Place::Run { run, at: runs[run].1 };
+                    runs[run].1 += 1;
+                }
+                Ask::Deduct { quantity, operation: Some(_), buyer: None } => {
+                    match named.iter_mut().find(|(of, _)| of == quantity) {
+                        Some((_, alike)) => alike.push(index),
+                        None => named.push((*quantity, vec![index])),
+                    }
+                }
+                _ => others.push(index),
             }
         }
-        let mut packed = Vec::with_capacity(32 + items * 64);
-        let length = |many: usize| u32::try_from(many).unwrap_or(u32::MAX);
-        let numbers = runs.iter().flat_map(|(quantity, count)| [*quantity, *count]);
-        // Writing to a Vec does not fail.
-        let _ = write_array_len(&mut packed, 2);
-        let _ = write_array_len(&mut packed, length(runs.len() * 2));
-        for number in numbers {
-            let _ = write_uint(&mut packed, number);
+        let lines = named.iter().flat_map(|(_, alike)| alike).chain(&others);
+        for (line, index) in lines.enumerate() {
+            places[*index] = Place::Line(line);
         }
-        let _ = write_array_len(&mut packed, length(items * 5));
-        for (ask, place) in batch.iter().zip(&places) {
-            if matches!(place, Place::Item(_)) {
-                let (kind, quantity, id, whose, extra) = fields(ask);
-                let _ = write_str(&mut packed, kind);
-                let _ = write_uint(&mut packed, quantity);
-                let _ = write_str(&mut packed, id.map_or("", |id| id));
-                let _ = write_str(&mut packed, whose.map_or("", |id| id));
-                let _ = write_uint(&mut packed, extra);
-            }
-        }
-        Batch { packed, places, runs }
+        Batch { packed: pack(batch, &runs, &named, &others), places, runs }
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -77,9 +75,9 @@ impl Batch {
             let refusal = refusal(words.next()?);
             runs.push((done, refusal, parts(words.next()?)?));
         }
-        let items: Vec<&str> = lines.collect();
+        let lines: Vec<&str> = lines.collect();
         let answer = |place: &Place| match *place {
-            Place::Item(at) => item(items.get(at)?),
+            Place::Line(at) => item(lines.get(at)?),
             Place::Run { run, at } => {
                 let (quantity, (done, refusal, parts)) = (self.runs[run].0, &runs[run]);
                 if at >= *done {
@@ -100,6 +98,41 @@ impl Batch {
         let answers = self.places.iter().map(answer).collect::<Option<_>>()?;
         Some((view, answers))
     }
+}
+
+fn pack(
+    batch: &[Ask],
+    runs: &[(u64, u64)],
+    named: &[(u64, Vec<usize>)],
+    others: &[usize],
+) -> Vec<u8> {
+    let length = |many: usize| u32::try_from(many).unwrap_or(u32::MAX);
+    let mut packed = Vec::with_capacity(32 + batch.len() * 32);
+    // Writing to a Vec does not fail.
+    let _ = write_array_len(&mut packed, 3);
+    let _ = write_array_len(&mut packed, length(runs.len() * 2));
+    for number in runs.iter().flat_map(|(quantity, count)| [*quantity, *count]) {
+        let _ = write_uint(&mut packed, number);
+    }
+    let words = named.iter().map(|(_, alike)| alike.len() + 2).sum();
+    let _ = write_array_len(&mut packed, length(words));
+    for (quantity, alike) in named {
+        let _ = write_uint(&mut packed, *quantity);
+        let _ = write_uint(&mut packed, alike.len() as u64);
+        for index in alike {
+            let _ = write_str(&mut packed, fields(&batch[*index]).2.map_or("", |id| id));
+        }
+    }
+    let _ = write_array_len(&mut packed, length(others.len() * 5));
+    for index in others {
+        let (kind, quantity, id, whose, extra) = fields(&batch[*index]);
+        let _ = write_str(&mut packed, kind);
+        let _ = write_uint(&mut packed, quantity);
+        let _ = write_str(&mut packed, id.map_or("", |id| id));
+        let _ = write_str(&mut packed, whose.map_or("", |id| id));
+        let _ = write_uint(&mut packed, extra);
+    }
+    packed
 }
 
 fn fields(ask: &Ask) -> (&'static str, u64, Option<&Id>, Option<&Id>, u64) {

@@ -10,24 +10,31 @@ if head[NEXT_EXPIRY] ~= 0 and head[NEXT_EXPIRY] <= now then
   end
 end
 
-local ids, seen_ids, buyers, seen_buyers = {}, {}, {}, {}
-local function want(list, seen, id)
-  if id ~= '' and not seen[id] then
-    seen[id] = true
+local ids, buyers = {}, {}
+local function want(list, known, id)
+  if id ~= '' and known[id] == nil then
+    known[id] = false
     list[#list + 1] = id
   end
 end
+local at = 1
+while at <= #named do
+  for n = at + 2, at + 1 + named[at + 1] do
+    want(ids, records, named[n])
+  end
+  at = at + 2 + named[at + 1]
+end
 for n = 1, #items, FIELDS do
   local kind = items[n]
-  want(ids, seen_ids, items[n + 2])
+  want(ids, records, items[n + 2])
   if kind == 'r' then
-    want(ids, seen_ids, items[n + 3])
+    want(ids, records, items[n + 3])
   else
-    want(buyers, seen_buyers, items[n + 3])
+    want(buyers, has, items[n + 3])
   end
 end
 for _, id in ipairs(expired) do
-  want(ids, seen_ids, id)
+  want(ids, records, id)
 end
 
 local generation = math.floor(now / head[RETENTION])
@@ -49,7 +56,7 @@ for _, id in ipairs(ids) do
   if record then
     local fate = string.sub(record, 1, 1)
     if fate == 'h' or fate == 't' or fate == 'c' then
-      want(buyers, seen_buyers, parse(record).whose)
+      want(buyers, has, parse(record).whose)
     end
   end
 end
@@ -94,15 +101,22 @@ local function again(it, fates, quantity, whose)
   return 'C'
 end
 
+local starts = {}
 local function taken(fate, quantity, id, buyer, expires)
   local parts = take(quantity, fate == 'h' and 2 or 3)
   if buyer ~= '' then
     buyer_has(buyer, quantity)
   end
-  local record = fate .. ' ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text
-    .. ' ' .. expires .. ' ' .. parts .. ' ' .. buyer
-  note(fate, id, buyer, quantity, parts, epoch_text)
-  return record
+  changed = true
+  if journalling then
+    note(fate, id, buyer, quantity, parts, epoch_text)
+  end
+  local start_of = starts[quantity]
+  if not start_of then
+    start_of = ' ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' '
+    starts[quantity] = start_of
+  end
+  return fate .. start_of .. expires .. ' ' .. parts .. ' ' .. buyer
 end
 
 local act = {}
@@ -272,6 +286,52 @@ local reply = { '' }
 for n = 1, #runs, 2 do
   reply[#reply + 1] = run(runs[n], runs[n + 1])
 end
+
+-- Deductions of one quantity without buyer, `named[from]` to `named[to]`. New ids
+-- that a segment serves have the same record, so it is made once.
+local function buy(quantity, from, to)
+  local closed = refusal(0, '')
+  local here, left, done, record, answer = nil, 0, 0, nil, nil
+  local function settle()
+    if done > 0 then
+      changed = true
+      move(here, done * quantity, 1, 3)
+      head[SOLD_BY_ID] = head[SOLD_BY_ID] + done * quantity
+    end
+    left, done = 0, 0
+  end
+  for n = from, to do
+    local id = named[n]
+    if left == 0 and not records[id] and not closed and not journalling then
+      settle()
+      here = head[AVAILABLE] >= quantity and single_with(quantity)
+      if here then
+        left = math.floor(units(here) / quantity)
+        record = 't ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' 0 '
+          .. part(here, quantity) .. ' '
+        answer = 'F' .. record
+      end
+    end
+    if left > 0 and not records[id] then
+      left, done = left - 1, done + 1
+      records[id] = record
+      local k = #kept
+      kept[k + 1], kept[k + 2] = id, record
+      reply[#reply + 1] = answer
+    else
+      settle()
+      reply[#reply + 1] = act.d(quantity, id, '')
+    end
+  end
+  settle()
+end
+
+at = 1
+while at <= #named do
+  local last = at + 1 + named[at + 1]
+  buy(named[at], at + 2, last)
+  at = last + 1
+end
 for n = 1, #items, FIELDS do
   reply[#reply + 1] = act[items[n]](items[n + 1], items[n + 2], items[n + 3], items[n + 4])
 end
@@ -307,23 +367,18 @@ for count = 1, 4 do
 end
 call_with('BITFIELD', key, ops)
 
-local gone, kept, held, expiries, left = {}, {}, {}, {}, {}
+local gone, holds, expiries = {}, {}, {}
 for id in pairs(unhold) do
   gone[#gone + 1] = id
 end
-for id, record in pairs(put) do
-  local expires = is_hold[id]
-  local into = expires and held or kept
-  into[#into + 1] = id
-  into[#into + 1] = record
-  if expires then
-    expiries[#expiries + 1] = text(expires)
-    expiries[#expiries + 1] = id
-  end
+for id, expires in pairs(held) do
+  local n = #holds
+  holds[n + 1], holds[n + 2] = id, records[id]
+  expiries[n + 1], expiries[n + 2] = text(expires), id
 end
 call_with('HDEL', key .. 'h', gone)
 call_with('ZREM', key .. 'x', gone)
-call_with('HSET', key .. 'h', held)
+call_with('HSET', key .. 'h', holds)
 call_with('ZADD', key .. 'x', expiries)
 if #gone > 0 or #expiries > 0 then
   local first = redis.call('ZRANGE', key .. 'x', 0, 0, 'WITHSCORES')
@@ -340,17 +395,17 @@ if #kept > 0 then
     redis.call('PEXPIREAT', name, text((generation + 3) * head[RETENTION]))
   end
 end
-gone, kept = {}, {}
+local without, with = {}, {}
 for buyer in pairs(buyers_changed) do
   if has[buyer] == 0 then
-    gone[#gone + 1] = buyer
+    without[#without + 1] = buyer
   else
-    kept[#kept + 1] = buyer
-    kept[#kept + 1] = text(has[buyer])
+    local n = #with
+    with[n + 1], with[n + 2] = buyer, text(has[buyer])
   end
 end
-call_with('HDEL', key .. 'b', gone)
-call_with('HSET', key .. 'b', kept)
+call_with('HDEL', key .. 'b', without)
+call_with('HSET', key .. 'b', with)
 if #lines > 0 then
   write_journal(head, lines)
 end

@@ -3,13 +3,14 @@
 -- tables, and written at last.
 -- ARGV[1]  birth
 -- ARGV[2]  the segment to begin with: any number
--- ARGV[3]  msgpack: { runs, items }
+-- ARGV[3]  msgpack: { runs, named, items }
 --          runs: quantity, count, ... of deductions without id or buyer
+--          named: quantity, count, ids, ... of deductions without buyer
 --          items: kind, quantity, id, whose, extra, ... with kinds d deduct,
 --          h reserve (extra: lasts), c confirm, x cancel, e extend (extra: until),
 --          r refund (whose: of), s restock, q resolve, l look
 -- Reply: 'N' if there is no such sale, else lines: the view; for each run
---   taken, refusal and parts; for each item F and its record, or a letter:
+--   taken, refusal and parts; for each id and item F and its record, or a letter:
 --   A absent, S sold out, L limit, B before it opens, E ended, P paused,
 --   C conflict, M buyer missing, T and what is left: too much, O overflow, G again
 
@@ -18,7 +19,7 @@ if not head then
   return 'N'
 end
 local batch = cmsgpack.unpack(ARGV[3])
-local runs, items = batch[1], batch[2]
+local runs, named, items = batch[1], batch[2], batch[3]
 local FIELDS = 5
 local MAX_UNITS = 9007199254740992
 local RECLAIMED = 256

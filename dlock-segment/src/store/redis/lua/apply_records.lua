@@ -1,7 +1,11 @@
 -- The records of a batch under way, and what becomes of them.
 
+-- By operation id: its record, false if it has none; whether it is an open
+-- reservation; by buyer, what they have.
 local records, is_hold, has = {}, {}, {}
-local put, unhold, buyers_changed = {}, {}, {}
+-- To be written: ids and records in turn, the last of an id counts; ids that are
+-- no reservations any more; reservations; buyers.
+local kept, unhold, held, buyers_changed = {}, {}, {}, {}
 
 local function fill(map, hash, ids)
   if #ids == 0 then
@@ -9,7 +13,9 @@ local function fill(map, hash, ids)
   end
   local found = redis.call('HMGET', hash, unpack(ids))
   for n = 1, #ids do
-    map[ids[n]] = found[n] or map[ids[n]]
+    if found[n] then
+      map[ids[n]] = found[n]
+    end
   end
   return found
 end
@@ -32,18 +38,22 @@ local function write(it)
   }, ' ')
 end
 
--- Keeps what became of an operation. Answers the record as a text.
-local function keep(id, record, held)
+-- Keeps what became of an operation; `expires`: it is an open reservation until
+-- then. Answers the record as a text.
+local function keep(id, record, expires)
   records[id] = record
-  put[id] = record
-  if held then
-    head[HOLDS] = head[HOLDS] + (is_hold[id] and 0 or 1)
-    is_hold[id] = held
-  elseif is_hold[id] then
-    head[HOLDS] = head[HOLDS] - 1
-    is_hold[id], unhold[id] = nil, true
-  end
   changed = true
+  if expires then
+    head[HOLDS] = head[HOLDS] + (is_hold[id] and 0 or 1)
+    is_hold[id], held[id] = true, expires
+    return record
+  end
+  if is_hold[id] then
+    head[HOLDS] = head[HOLDS] - 1
+    is_hold[id], held[id], unhold[id] = nil, nil, true
+  end
+  local n = #kept
+  kept[n + 1], kept[n + 2] = id, record
   return record
 end
 

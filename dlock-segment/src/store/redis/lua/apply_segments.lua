@@ -47,7 +47,25 @@ local function stocked(offset)
 end
 
 local function add(count, i, delta)
-  deltas[count][i] = (deltas[count][i] or 0) + delta
+  local of = deltas[count]
+  of[i] = (of[i] or 0) + delta
+end
+
+-- A part as text. Making numbers into text is what costs most here, and most
+-- requests are alike.
+local part_texts = {}
+local function part(i, quantity)
+  local of = part_texts[quantity]
+  if not of then
+    of = {}
+    part_texts[quantity] = of
+  end
+  local found = of[i]
+  if not found then
+    found = i .. ':' .. quantity
+    of[i] = found
+  end
+  return found
 end
 
 -- Moves units between counts: 1 available, 2 reserved, 3 sold.
@@ -67,6 +85,10 @@ end
 
 -- The first segment that holds so many; nil if they must be gathered.
 local function single_with(quantity)
+  local first = segment_at(low)
+  if (available[first] or 0) >= quantity then
+    return first
+  end
   low = stocked(low)
   if quantity > single then
     return nil
@@ -87,14 +109,14 @@ local function take(quantity, to)
   local i = single_with(quantity)
   if i then
     move(i, quantity, 1, to)
-    return i .. ':' .. quantity
+    return part(i, quantity)
   end
   local parts, missing, offset = {}, quantity, low
   while missing > 0 do
     i = segment_at(offset)
     local some = math.min(units(i), missing)
     move(i, some, 1, to)
-    parts[#parts + 1] = i .. ':' .. some
+    parts[#parts + 1] = part(i, some)
     missing = missing - some
     offset = stocked(offset)
   end

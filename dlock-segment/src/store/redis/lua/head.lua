@@ -53,12 +53,9 @@ local function pack_head(head)
 end
 
 -- The head as the client reads it.
+local VIEW = string.rep('%.0f ', CHANGES - EPOCH + 1) .. '%.0f'
 local function view(head)
-  local words = { text(now) }
-  for i = EPOCH, CHANGES do
-    words[i] = text(head[i])
-  end
-  return table.concat(words, ' ')
+  return string.format(VIEW, now, unpack(head, EPOCH, CHANGES))
 end
 
 -- One line of the journal.
