@@ -1,7 +1,7 @@
 //! A flash sale from opening to sold out: more buyers than stock, all at once.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -81,8 +81,7 @@ pub async fn play(plan: &Plan, method: Method, progress: Arc<Progress>) -> Resul
     let timeline = Arc::new(Mutex::new(Vec::new()));
     // To look at the segments of a sale with ids is to read all of them.
     let looks = matches!(method, Method::SegmentedLock | Method::Inventory);
-    let looking =
-        looks.then(|| tokio::spawn(look(seller.clone(), start, timeline.clone())));
+    let looking = looks.then(|| tokio::spawn(look(seller.clone(), start, timeline.clone())));
     let mut serving = tokio::task::JoinSet::new();
     for task in 0..plan.stall.at_once {
         let (seller, recorder, progress) = (seller.clone(), recorder.clone(), progress.clone());
@@ -120,7 +119,8 @@ pub async fn play(plan: &Plan, method: Method, progress: Arc<Progress>) -> Resul
     let requests = seller.requests().await?.saturating_sub(requests);
     let segments = seller.left().await?;
     let left = segments.iter().sum::<u64>();
-    let mut timeline = std::mem::take(&mut *timeline.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut timeline =
+        std::mem::take(&mut *timeline.lock().unwrap_or_else(PoisonError::into_inner));
     timeline.retain(|(at, _)| *at < seconds(start, last_sale));
     timeline.push((seconds(start, last_sale), segments));
     seller.close().await?;

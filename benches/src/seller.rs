@@ -27,12 +27,8 @@ pub enum Method {
 
 impl Method {
     /// All of them, the slowest first.
-    pub const ALL: [Method; 4] = [
-        Method::GlobalLock,
-        Method::SegmentedLock,
-        Method::Inventory,
-        Method::InventoryIdempotent,
-    ];
+    pub const ALL: [Method; 4] =
+        [Method::GlobalLock, Method::SegmentedLock, Method::Inventory, Method::InventoryIdempotent];
 
     /// Its name, as in JSON and on the command line.
     pub fn name(self) -> &'static str {
@@ -173,9 +169,7 @@ impl Seller {
             let id = format!("{order}-{units}");
             let sold = match (idempotent, self.stall.reserves) {
                 (false, _) => taken(sale.deduct(units).send().await?)?,
-                (true, false) => {
-                    taken(sale.deduct(units).operation(id).first_try().send().await?)?
-                }
+                (true, false) => taken(sale.deduct(units).operation(id).first_try().send().await?)?,
                 (true, true) => {
                     let reserving = sale.reserve(units).operation(id.clone()).first_try();
                     match reserving.send().await? {
@@ -247,10 +241,11 @@ impl Seller {
         }
         let mut connection = server::connect(&self.stall.url).await?;
         let scripts = server::scripts(&mut connection).await?;
-        Ok(scripts + match &self.way {
-            Way::Global(_, shelf) | Way::Segmented(_, shelf) => shelf.commands(),
-            Way::Inventory { .. } => 0,
-        })
+        Ok(scripts
+            + match &self.way {
+                Way::Global(_, shelf) | Way::Segmented(_, shelf) => shelf.commands(),
+                Way::Inventory { .. } => 0,
+            })
     }
 
     /// Leaves nothing behind.

@@ -192,8 +192,7 @@ impl Bench {
             Workload::Deduct(it) => {
                 let DeductArguments { tasks, segments, duration, warmup, hold, mode } = it;
                 let mode = mode.into();
-                let plan =
-                    deduct::Plan { url, run, mode, tasks, segments, hold, warmup, duration };
+                let plan = deduct::Plan { url, run, mode, tasks, segments, hold, warmup, duration };
                 show(common, &deduct::run(plan).await?)
             }
             Workload::Held(it) => {

@@ -172,7 +172,9 @@ fn show(played: &[Played]) {
         true => styled(GOOD, "nothing was sold twice"),
         false => styled(BAD, "units were sold twice"),
     };
-    output::print(format!("\n{verdict}; orders a second until the stock was gone, time from asking to answer"));
+    output::print(format!(
+        "\n{verdict}; orders a second until the stock was gone, time from asking to answer"
+    ));
 }
 
 #[cfg(test)]

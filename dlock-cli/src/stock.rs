@@ -38,7 +38,10 @@ impl Stock {
         let sale = match Inventory::open(&dlock, self.sale.as_str()).await {
             Ok(sale) => sale,
             Err(dlock_segment::Error::NotFound(_)) => {
-                return Err(anyhow!("there is no sale `{}`; dlock never makes one by accident", self.sale));
+                return Err(anyhow!(
+                    "there is no sale `{}`; dlock never makes one by accident",
+                    self.sale
+                ));
             }
             Err(error) => return Err(error.into()),
         };
@@ -70,12 +73,24 @@ impl Stock {
             output::print(format!(
                 "{number:>5} {} {}",
                 styled(GOOD, bar),
-                styled(DIM, format!("{} + {} reserved, {} sold", grouped(available), grouped(reserved), grouped(segment.counts.sold))),
+                styled(
+                    DIM,
+                    format!(
+                        "{} + {} reserved, {} sold",
+                        grouped(available),
+                        grouped(reserved),
+                        grouped(segment.counts.sold)
+                    )
+                ),
             ));
         }
-        let looked = if audit.exact { "" } else { " (it was moving, so not everything was checked)" };
+        let looked =
+            if audit.exact { "" } else { " (it was moving, so not everything was checked)" };
         match audit.disagreements.as_slice() {
-            [] => output::print(format!("audit: {}{looked}", styled(GOOD, "every unit is accounted for"))),
+            [] => output::print(format!(
+                "audit: {}{looked}",
+                styled(GOOD, "every unit is accounted for")
+            )),
             faults => {
                 output::print(format!("audit: {}{looked}", styled(BAD, "the books do not agree")));
                 for fault in faults {
