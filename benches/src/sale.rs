@@ -63,7 +63,7 @@ pub struct Progress {
 }
 
 /// How often the segments are looked at.
-const LOOK: Duration = Duration::from_millis(25);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Plays one sale.
 ///

@@ -8,6 +8,7 @@ use dlock_core::{Config, Dlock, Mutex};
 use dlock_segment::{Deduction, HoldState, Inventory, Reservation, SegmentedLock};
 use serde::{Deserialize, Serialize};
 
+use crate::contender::give_back;
 use crate::server;
 use crate::shelf::Shelf;
 
@@ -123,7 +124,7 @@ impl Seller {
             Way::Global(lock, shelf) => {
                 let guard = lock.lock().await?;
                 let sold = shelf.take(0, want, self.stall.think).await?;
-                guard.release().await?;
+                give_back(guard).await?;
                 sold
             }
             Way::Segmented(lock, shelf) => self.sell_from_segments(lock, shelf, want).await?,
@@ -148,8 +149,8 @@ impl Seller {
         let mut segments = lock.pick();
         while let Some((segment, guard)) = segments.next().await? {
             sold += shelf.take(segment.index(), want - sold, self.stall.think).await?;
-            guard.release().await?;
-            if sold == want {
+            give_back(guard).await?;
+            if sold == want || self.sold_out.load(Ordering::Relaxed) {
                 break;
             }
             segments.dry();

@@ -7,6 +7,7 @@ use anyhow::{Result, anyhow};
 use benches::sale::{Plan, Played};
 use plotters::prelude::*;
 use plotters::style::RGBAColor;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::output::{grouped, latency};
 
@@ -122,13 +123,14 @@ fn throughput(played: &[Played]) -> Result<String> {
             .label_style(text())
             .draw()
             .map_err(words)?;
+        let middle = Pos::new(HPos::Center, VPos::Bottom);
         for (place, (one, colour)) in played.iter().zip(COLOURS).enumerate() {
             let (place, orders) = (place as f64, one.outcome.ops_per_s);
             let bar = Rectangle::new([(place + 0.2, 0.0), (place + 0.8, orders)], colour.filled());
             let label = format!("{} {}/s", one.outcome.method.name(), grouped(orders as u64));
-            let above = (place + 0.08, orders + most * 0.06);
+            let above = (place + 0.5, orders + most * 0.02);
             chart.draw_series([bar]).map_err(words)?;
-            chart.draw_series([Text::new(label, above, text())]).map_err(words)?;
+            chart.draw_series([Text::new(label, above, text().pos(middle))]).map_err(words)?;
         }
         Ok(())
     })
@@ -190,6 +192,8 @@ fn segments(one: &Played) -> Result<String> {
     let last = one.timeline.last().map_or(1.0, |look| look.0).max(1e-3);
     let most = one.timeline.iter().flat_map(|look| look.1.iter().copied()).max().unwrap_or(1);
     let count = one.timeline.last().map_or(0, |look| look.1.len());
+    // Some hundred looks are enough for a picture.
+    let looks = one.timeline.len().div_ceil(100).max(1);
     picture(|area| {
         let mut chart = ChartBuilder::on(area)
             .margin(8)
@@ -212,6 +216,8 @@ fn segments(one: &Played) -> Result<String> {
             let line = one
                 .timeline
                 .iter()
+                .rev() // so that the last one is among them
+                .step_by(looks)
                 .filter_map(|(at, left)| Some((*at, *left.get(segment)? as f64)));
             chart.draw_series(LineSeries::new(line, colour.stroke_width(1))).map_err(words)?;
         }

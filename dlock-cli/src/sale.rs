@@ -65,7 +65,7 @@ fn quantity(text: &str) -> Result<(u64, u64), String> {
 /// With so many segments throughput is measured for the report.
 const CURVE: [u32; 6] = [1, 2, 5, 10, 20, 40];
 /// Units sold for each point of that curve.
-const CURVE_STOCK: u64 = 1_000;
+const CURVE_STOCK: u64 = 4_000;
 
 impl Sale {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {

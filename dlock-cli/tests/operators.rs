@@ -100,7 +100,10 @@ async fn stock_is_shown_and_audited() {
     let seen = json(&output(&mut on(&server.url()), &["stock", "phone", "--json"]));
     let counts = (&seen[0]["available"], &seen[0]["reserved"], &seen[0]["sold"]);
     assert_eq!(counts, (&60.into(), &10.into(), &30.into()), "{seen:?}");
-    assert_eq!((&seen[0]["clean"], seen[0]["segments"].as_array().map(Vec::len)), (&true.into(), Some(4)));
+    assert_eq!(
+        (&seen[0]["clean"], seen[0]["segments"].as_array().map(Vec::len)),
+        (&true.into(), Some(4))
+    );
     let shown = printed(&output(&mut on(&server.url()), &["stock", "phone"]));
     assert!(shown.contains('█') && shown.contains("every unit is accounted for"), "{shown}");
     let missing = output(&mut on(&server.url()), &["stock", "nothing"]);

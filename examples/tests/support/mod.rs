@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// An example without what the environment of the tests says.
-pub fn example(program: &str, url: Option<&str>) -> Command {
+pub(crate) fn example(program: &str, url: Option<&str>) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DLOCK_") {
@@ -22,14 +22,14 @@ pub fn example(program: &str, url: Option<&str>) -> Command {
 }
 
 /// An example that serves HTTP; killed when dropped.
-pub struct Service {
+pub(crate) struct Service {
     process: Child,
-    pub address: String,
+    pub(crate) address: String,
 }
 
 impl Service {
     /// Starts it on a free port.
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut process = command
             .env("PORT", "0")
             .stdout(Stdio::piped())
@@ -43,7 +43,7 @@ impl Service {
     }
 
     /// Asks it; answers status and body.
-    pub fn ask(&self, method: &str, path: &str) -> (u16, String) {
+    pub(crate) fn ask(&self, method: &str, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time-out");
         let host = &self.address;
