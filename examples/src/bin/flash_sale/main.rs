@@ -180,8 +180,8 @@ async fn events(
 async fn shop_for_ever(sale: Inventory, crowd: u64) {
     for order in 0_u64.. {
         let id = format!("crowd-{crowd}-{order}");
-        let reserving = sale.reserve(1 + order % 3).operation(id.as_str()).expires_in(PAYMENT_TIME);
-        let reserved = reserving.send().await;
+        let reserving = sale.reserve(1 + order % 3).operation(id.as_str()).buyer(id.as_str());
+        let reserved = reserving.expires_in(PAYMENT_TIME).send().await;
         let (pause, pays) = {
             let mut random = rand::rng();
             (Duration::from_millis(random.random_range(10..60)), random.random_range(0..10) > 0)
@@ -192,7 +192,11 @@ async fn shop_for_ever(sale: Inventory, crowd: u64) {
                 let _ = sale.reservation(&id).confirm().await;
             }
             Ok(Reservation::Held(_)) => {} // never pays: the units come back by themselves
-            _ => tokio::time::sleep(PAYMENT_TIME / 4).await,
+            Err(error) => {
+                eprintln!("{id}: {error}");
+                tokio::time::sleep(PAYMENT_TIME).await;
+            }
+            Ok(_) => tokio::time::sleep(PAYMENT_TIME / 4).await,
         }
     }
 }
