@@ -52,3 +52,9 @@ fn segmented_columns() {
         assert_eq!(printed, "500 sold, 0 left, 100 buyers too late\n");
     });
 }
+
+#[test]
+fn testing() {
+    let printed = run(env!("CARGO_BIN_EXE_testing"), None);
+    assert!(printed.contains("all without a server"), "{printed}");
+}
