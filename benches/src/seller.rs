@@ -1,10 +1,12 @@
 //! Four ways to sell from one stock.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use dlock_core::{Config, Dlock, Mutex};
+use dlock_core::{Config, Dlock};
 use dlock_segment::{Deduction, HoldState, Inventory, Reservation, SegmentedLock};
 use serde::{Deserialize, Serialize};
 
@@ -68,14 +70,16 @@ pub struct Seller {
     stall: Stall,
     dlock: Dlock,
     way: Way,
-    /// Seen by somebody who wanted one unit and got none: nothing comes back
-    /// during these sales, so nobody needs to look again.
+    /// Nothing comes back during these sales, so once all is seen to be gone
+    /// nobody needs to look again.
     sold_out: AtomicBool,
+    /// The segments of one's own count that were seen empty.
+    empty: Mutex<HashSet<usize>>,
 }
 
 #[derive(Debug)]
 enum Way {
-    Global(Mutex, Shelf),
+    Global(dlock_core::Mutex, Shelf),
     Segmented(SegmentedLock, Shelf),
     Inventory { sale: Inventory, idempotent: bool },
 }
@@ -109,7 +113,8 @@ impl Seller {
                 Way::Inventory { sale, idempotent: method == Method::InventoryIdempotent }
             }
         };
-        Ok(Seller { stall, dlock, way, sold_out: AtomicBool::new(false) })
+        let (sold_out, empty) = (AtomicBool::new(false), Mutex::default());
+        Ok(Seller { stall, dlock, way, sold_out, empty })
     }
 
     /// Sells up to `want` units to one order; answers how many. None: sold out.
@@ -150,12 +155,21 @@ impl Seller {
         while let Some((segment, guard)) = segments.next().await? {
             sold += shelf.take(segment.index(), want - sold, self.stall.think).await?;
             give_back(guard).await?;
-            if sold == want || self.sold_out.load(Ordering::Relaxed) {
+            if sold == want || self.is_empty_now(segment.index()) {
                 break;
             }
             segments.dry();
         }
         Ok(sold)
+    }
+
+    /// Remembers that a segment is empty; whether all of them are.
+    fn is_empty_now(&self, segment: usize) -> bool {
+        let mut empty = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        empty.insert(segment);
+        let all = empty.len() == self.stall.segments as usize;
+        self.sold_out.fetch_or(all, Ordering::Relaxed);
+        all
     }
 
     /// The last orders are content with fewer units than they wanted.

@@ -77,7 +77,14 @@ enum Command {
 impl Common {
     /// The URL for loads, which may as well run inside this process.
     fn url_or_embedded(&self) -> String {
-        self.url.clone().unwrap_or_else(|| "memory://".into())
+        let url = self.url.as_deref().unwrap_or("memory://");
+        match &self.namespace {
+            Some(namespace) => {
+                let and = if url.contains('?') { '&' } else { '?' };
+                format!("{url}{and}namespace={namespace}")
+            }
+            None => url.to_owned(),
+        }
     }
 
     /// The configuration: the environment, then the command line.

@@ -10,6 +10,7 @@ use plotters::style::RGBAColor;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::output::{grouped, latency};
+use crate::sale;
 
 const SIZE: (u32, u32) = (720, 340);
 /// Readable on white and on black.
@@ -59,26 +60,15 @@ pub(crate) fn page(plan: &Plan, played: &[Played], curve: &[(u32, f64)]) -> Resu
 fn rows(played: &[Played]) -> String {
     let row = |one: &Played| {
         let outcome = &one.outcome;
-        let cells = [
-            grouped(outcome.sold),
-            grouped(outcome.left),
-            outcome.oversold.to_string(),
-            grouped(outcome.ops_per_s as u64),
-            latency(outcome.latency.p50_us),
-            latency(outcome.latency.p99_us),
-            latency(outcome.latency.max_us),
-            format!("{:.2}", outcome.round_trips),
-        ];
-        let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
+        let cells: String =
+            sale::cells(outcome).iter().map(|cell| format!("<td>{cell}</td>")).collect();
         format!("<tr><th scope=\"row\">{}</th>{cells}</tr>\n", outcome.method.name())
     };
     played.iter().map(row).collect()
 }
 
 /// Draws on an SVG and lets the page's colour take the ink's place.
-fn picture(
-    draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Result<(), String>,
-) -> Result<String> {
+fn picture(draw: impl FnOnce(&Paper<'_>) -> Result<(), String>) -> Result<String> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -102,25 +92,37 @@ fn faint() -> RGBAColor {
     INK.mix(0.15)
 }
 
-fn throughput(played: &[Played]) -> Result<String> {
-    let most = played.iter().map(|one| one.outcome.ops_per_s).fold(1.0, f64::max) * 1.15;
-    picture(|area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(8)
-            .x_label_area_size(24)
-            .y_label_area_size(72)
-            .build_cartesian_2d(0.0..played.len() as f64, 0.0..most)
-            .map_err(words)?;
-        chart
+type Paper<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+/// Room for a chart and its axes.
+fn frame<'a, 'b>(area: &'a Paper<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
+    let mut chart = ChartBuilder::on(area);
+    chart.margin(8).x_label_area_size(36).y_label_area_size(72);
+    chart
+}
+
+/// Axes and lines as every chart has them.
+macro_rules! mesh {
+    ($chart:ident) => {
+        $chart
             .configure_mesh()
-            .disable_x_mesh()
-            .disable_x_axis()
             .axis_style(INK)
             .light_line_style(TRANSPARENT)
             .bold_line_style(faint())
+            .label_style(text())
+    };
+}
+
+fn throughput(played: &[Played]) -> Result<String> {
+    let most = played.iter().map(|one| one.outcome.ops_per_s).fold(1.0, f64::max) * 1.15;
+    picture(|area| {
+        let mut chart =
+            frame(area).build_cartesian_2d(0.0..played.len() as f64, 0.0..most).map_err(words)?;
+        mesh!(chart)
+            .disable_x_mesh()
+            .disable_x_axis()
             .y_labels(6)
             .y_label_formatter(&|orders| grouped(*orders as u64))
-            .label_style(text())
             .draw()
             .map_err(words)?;
         let middle = Pos::new(HPos::Center, VPos::Bottom);
@@ -153,20 +155,10 @@ fn latencies(played: &[Played]) -> Result<String> {
     let (least, most) = (times().fold(f64::INFINITY, f64::min), times().fold(1e-3, f64::max));
     let range = (least.min(most / 10.0).max(1e-4)..most * 1.2).log_scale();
     picture(|area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(8)
-            .x_label_area_size(36)
-            .y_label_area_size(56)
-            .build_cartesian_2d(range, 0.0..100.0)
-            .map_err(words)?;
-        chart
-            .configure_mesh()
-            .axis_style(INK)
-            .light_line_style(TRANSPARENT)
-            .bold_line_style(faint())
+        let mut chart = frame(area).build_cartesian_2d(range, 0.0..100.0).map_err(words)?;
+        mesh!(chart)
             .x_label_formatter(&|millis| latency(millis * 1_000.0))
             .y_label_formatter(&|percent| format!("{percent:.0} %"))
-            .label_style(text())
             .draw()
             .map_err(words)?;
         for ((one, line), colour) in played.iter().zip(lines).zip(COLOURS) {
@@ -195,20 +187,12 @@ fn segments(one: &Played) -> Result<String> {
     // Some hundred looks are enough for a picture.
     let looks = one.timeline.len().div_ceil(100).max(1);
     picture(|area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(8)
-            .x_label_area_size(36)
-            .y_label_area_size(56)
+        let mut chart = frame(area)
             .build_cartesian_2d(0.0..last, 0.0..most.max(1) as f64 * 1.05)
             .map_err(words)?;
-        chart
-            .configure_mesh()
-            .axis_style(INK)
-            .light_line_style(TRANSPARENT)
-            .bold_line_style(faint())
+        mesh!(chart)
             .x_label_formatter(&|seconds| latency(seconds * 1e6))
             .y_label_formatter(&|units| grouped(*units as u64))
-            .label_style(text())
             .draw()
             .map_err(words)?;
         for segment in 0..count {
@@ -231,22 +215,14 @@ fn by_segments(curve: &[(u32, f64)]) -> Result<String> {
     let points: Vec<(f64, f64)> =
         curve.iter().map(|&(segments, orders)| (f64::from(segments), orders)).collect();
     picture(|area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin(8)
-            .x_label_area_size(36)
-            .y_label_area_size(72)
+        let mut chart = frame(area)
             .build_cartesian_2d(0.0..f64::from(last) * 1.05, 0.0..most)
             .map_err(words)?;
-        chart
-            .configure_mesh()
-            .axis_style(INK)
-            .light_line_style(TRANSPARENT)
-            .bold_line_style(faint())
+        mesh!(chart)
             .x_desc("segments")
             .x_label_formatter(&|segments| format!("{segments:.0}"))
             .y_label_formatter(&|orders| grouped(*orders as u64))
             .axis_desc_style(text())
-            .label_style(text())
             .draw()
             .map_err(words)?;
         let line = LineSeries::new(points.iter().copied(), COLOURS[1].stroke_width(2));

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use benches::sale::{self, Plan, Played, Progress};
+use benches::sale::{self, Outcome, Plan, Played, Progress};
 use benches::seller::{Method, Stall};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -149,22 +149,28 @@ async fn curve(plan: &Plan) -> Result<Vec<(u32, f64)>> {
     Ok(points)
 }
 
+/// What the tables say of a sale: sold, left, oversold, orders a second, times,
+/// round trips.
+pub(crate) fn cells(outcome: &Outcome) -> [String; 8] {
+    [
+        grouped(outcome.sold),
+        grouped(outcome.left),
+        outcome.oversold.to_string(),
+        grouped(outcome.ops_per_s as u64),
+        latency(outcome.latency.p50_us),
+        latency(outcome.latency.p99_us),
+        latency(outcome.latency.max_us),
+        format!("{:.2}", outcome.round_trips),
+    ]
+}
+
 fn show(played: &[Played]) {
     let heads =
         ["METHOD", "SOLD", "LEFT", "OVERSOLD", "ORDERS/S", "P50", "P99", "MAX", "ROUND TRIPS"];
     let mut table = output::table(&heads, &heads[1..]);
     for Played { outcome, .. } in played {
-        table.add_row([
-            outcome.method.name().to_owned(),
-            grouped(outcome.sold),
-            grouped(outcome.left),
-            outcome.oversold.to_string(),
-            grouped(outcome.ops_per_s as u64),
-            latency(outcome.latency.p50_us),
-            latency(outcome.latency.p99_us),
-            latency(outcome.latency.max_us),
-            format!("{:.2}", outcome.round_trips),
-        ]);
+        let name = outcome.method.name().to_owned();
+        table.add_row(std::iter::once(name).chain(cells(outcome)));
     }
     output::print(table);
     let exact = played.iter().all(|one| one.outcome.oversold == 0);
