@@ -46,9 +46,12 @@ pub struct Played {
     pub outcome: Outcome,
     /// What the orders waited that got something.
     pub measured: Measured,
-    /// What was left in each segment, by seconds since the start.
-    pub timeline: Vec<(f64, Vec<u64>)>,
+    /// What was left in each segment, over time.
+    pub timeline: Timeline,
 }
+
+/// Seconds since the start, and what was left in each segment by then.
+pub type Timeline = Vec<(f64, Vec<u64>)>;
 
 /// How far a sale is.
 #[derive(Debug, Default)]
@@ -144,7 +147,7 @@ pub async fn play(plan: &Plan, method: Method, progress: Arc<Progress>) -> Resul
 }
 
 /// Looks at the segments now and then, until it is ended.
-async fn look(seller: Arc<Seller>, start: u64, seen: Arc<Mutex<Vec<(f64, Vec<u64>)>>>) {
+async fn look(seller: Arc<Seller>, start: u64, seen: Arc<Mutex<Timeline>>) {
     let mut ticks = tokio::time::interval(LOOK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
