@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use dlock_core::{Config, Dlock, Guard, Mutex};
+use dlock_core::{Config, Dlock, Guard, Mutex, Released};
 use rand::RngExt as _;
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
@@ -130,11 +130,7 @@ impl Contender {
     /// If the backend fails, or the lock was lost.
     pub async fn release(&self, key: usize, held: Held) -> Result<()> {
         match (&self.kind, held) {
-            (_, Held::Dlock(guard)) => {
-                if guard.release().await? == dlock_core::Released::AlreadyLost {
-                    bail!("the lock was lost while it was held");
-                }
-            }
+            (_, Held::Dlock(guard)) => give_back(guard).await?,
             (_, Held::Rslock(lock)) => lock.release().await,
             (Kind::Raw { connection, keys, release }, Held::Raw(value)) => {
                 let mut connection = connection.clone();
@@ -177,6 +173,17 @@ impl Contender {
         if let Kind::Dlock { dlock, .. } = &self.kind {
             dlock.shutdown(Duration::from_secs(2)).await;
         }
+    }
+}
+
+/// Releases a guard; that its lock was lost before is an error.
+///
+/// # Errors
+/// If it was lost, or the backend fails.
+pub async fn give_back(guard: Guard) -> Result<()> {
+    match guard.release().await? {
+        Released::Released => Ok(()),
+        Released::AlreadyLost => bail!("the lock was lost while it was held"),
     }
 }
 

@@ -12,11 +12,15 @@ pub mod checker;
 pub mod clock;
 pub mod contender;
 mod convoy;
+pub mod deduct;
 pub mod fleet;
 pub mod handoff;
 pub mod held;
 pub mod lock;
 pub mod measure;
+pub mod sale;
+pub mod seller;
 pub mod server;
+pub mod shelf;
 
 pub use convoy::convoy;

@@ -69,6 +69,19 @@ pub async fn usage(connection: &mut MultiplexedConnection) -> Result<Usage> {
     })
 }
 
+/// How many scripts the server was asked to run so far.
+///
+/// # Errors
+/// If it does not answer.
+pub async fn scripts(connection: &mut MultiplexedConnection) -> Result<u64> {
+    let info: String = redis::cmd("INFO").arg("commandstats").query_async(connection).await?;
+    let calls = |line: &str| -> Option<u64> {
+        let rest = line.strip_prefix("cmdstat_evalsha:calls=")?;
+        rest.split(',').next()?.parse().ok()
+    };
+    Ok(info.lines().find_map(calls).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

@@ -5,14 +5,23 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use benches::contender::Peer;
 use benches::fleet::Launcher;
-use benches::{fleet, handoff, held, lock};
+use benches::seller::Method;
+use benches::{deduct, fleet, handoff, held, lock};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
-use crate::Common;
+use crate::{Common, output};
 
 /// Put a load on a backend and measure it
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  dlock bench lock --url redis://localhost --tasks 500                one hot key
+  dlock bench lock --url redis://localhost --tasks 500 --peer rslock  another crate, same load
+  dlock bench lock --url redis://localhost --tasks 16 --processes 8
+  dlock bench handoff --url redis://localhost
+  dlock bench deduct --url redis://localhost --tasks 1000 --mode inventory
+  dlock bench held --url redis://localhost --locks 100000 --json")]
 pub(crate) struct Bench {
     #[command(subcommand)]
     workload: Workload,
@@ -24,6 +33,8 @@ enum Workload {
     Lock(LockArguments),
     /// How long a lock takes from one process to another
     Handoff(HandoffArguments),
+    /// Take units from a stock, one at a time
+    Deduct(DeductArguments),
     /// What it costs to hold many locks
     Held(HeldArguments),
     /// A process of a bench with several of them
@@ -93,6 +104,51 @@ struct HandoffArguments {
 }
 
 #[derive(Debug, Args)]
+struct DeductArguments {
+    /// Tasks
+    #[arg(long, default_value_t = 50)]
+    tasks: usize,
+    /// Segments of the stock
+    #[arg(long, default_value_t = 20)]
+    segments: u32,
+    /// How long the load is measured
+    #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
+    duration: Duration,
+    /// How long it runs before that
+    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    warmup: Duration,
+    /// How long a locked body takes
+    #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
+    hold: Duration,
+    /// How the stock is kept
+    #[arg(long, default_value = "inventory")]
+    mode: ModeName,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ModeName {
+    /// One lock around a count of one's own
+    GlobalLock,
+    /// A lock for each segment of it
+    SegmentedLock,
+    /// The store keeps the count
+    Inventory,
+    /// The same, each under an operation id
+    InventoryIdempotent,
+}
+
+impl From<ModeName> for Method {
+    fn from(name: ModeName) -> Self {
+        match name {
+            ModeName::GlobalLock => Method::GlobalLock,
+            ModeName::SegmentedLock => Method::SegmentedLock,
+            ModeName::Inventory => Method::Inventory,
+            ModeName::InventoryIdempotent => Method::InventoryIdempotent,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
 struct HeldArguments {
     /// How many locks are held
     #[arg(long, default_value_t = 1_000)]
@@ -133,6 +189,12 @@ impl Bench {
                 let plan = handoff::Plan { url, run, peer, rounds: it.rounds, ttl: it.ttl };
                 show(common, &handoff::run(plan, &launcher()?).await?)
             }
+            Workload::Deduct(it) => {
+                let DeductArguments { tasks, segments, duration, warmup, hold, mode } = it;
+                let mode = mode.into();
+                let plan = deduct::Plan { url, run, mode, tasks, segments, hold, warmup, duration };
+                show(common, &deduct::run(plan).await?)
+            }
             Workload::Held(it) => {
                 let HeldArguments { locks, ttl, duration } = it;
                 show(common, &held::run(held::Plan { url, run, locks, ttl, duration }).await?)
@@ -149,12 +211,16 @@ fn launcher() -> Result<Launcher> {
 
 fn show(common: &Common, outcome: &impl Serialize) -> Result<()> {
     if common.json {
-        println!("{}", serde_json::to_string(outcome)?);
-        return Ok(());
+        return output::print_json(outcome);
     }
     let serde_json::Value::Object(fields) = serde_json::to_value(outcome)? else { return Ok(()) };
     for (name, value) in fields {
-        println!("{name:>22}  {value}");
+        let shown = match value.as_f64().filter(|_| name.ends_with("_us")) {
+            Some(micros) => output::latency(micros),
+            None => value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned),
+        };
+        let name = output::styled(output::DIM, format!("{:>22}", name.trim_end_matches("_us")));
+        output::print(format!("{name}  {shown}"));
     }
     Ok(())
 }

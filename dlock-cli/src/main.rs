@@ -8,8 +8,11 @@ mod bench;
 mod breaking;
 mod keys;
 mod output;
+mod report;
 mod run;
+mod sale;
 mod status;
+mod stock;
 mod watch;
 
 use std::process::ExitCode;
@@ -27,6 +30,7 @@ use dlock_core::{Config, Dlock};
     after_long_help = status::HELP,
     after_help = "\
 Examples:
+  dlock sale
   dlock run --url redis://localhost nightly-report -- ./report.sh
   dlock ls --url redis://localhost order:
   dlock bench lock --url redis://localhost --tasks 500"
@@ -54,10 +58,12 @@ struct Common {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Sale(sale::Sale),
     Run(run::Run),
     Ls(keys::Ls),
     Show(keys::Show),
     Break(breaking::Break),
+    Stock(stock::Stock),
     Watch(watch::Watch),
     Health(keys::Health),
     Bench(bench::Bench),
@@ -71,7 +77,14 @@ enum Command {
 impl Common {
     /// The URL for loads, which may as well run inside this process.
     fn url_or_embedded(&self) -> String {
-        self.url.clone().unwrap_or_else(|| "memory://".into())
+        let url = self.url.as_deref().unwrap_or("memory://");
+        match &self.namespace {
+            Some(namespace) => {
+                let and = if url.contains('?') { '&' } else { '?' };
+                format!("{url}{and}namespace={namespace}")
+            }
+            None => url.to_owned(),
+        }
     }
 
     /// The configuration: the environment, then the command line.
@@ -96,6 +109,8 @@ impl Common {
 impl Command {
     async fn run(self, common: &Common) -> Result<u8> {
         match self {
+            Command::Sale(sale) => sale.run(common).await.map(|()| 0),
+            Command::Stock(stock) => stock.run(common).await,
             Command::Run(run) => run.run(common).await,
             Command::Ls(ls) => ls.run(common).await.map(|()| 0),
             Command::Show(show) => show.run(common).await.map(|()| 0),

@@ -44,7 +44,7 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
 pub(crate) fn table(heads: &[&str], numbers: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    table.set_header(heads.iter().map(|head| Cell::new(head)));
+    table.set_header(heads.iter().map(Cell::new));
     for (place, head) in heads.iter().enumerate() {
         let Some(column) = table.column_mut(place) else { continue };
         column.set_padding((if place == 0 { 0 } else { 1 }, 1));
@@ -70,7 +70,7 @@ pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place) % 3 == 0 {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

@@ -11,7 +11,8 @@ pub(crate) const UNAVAILABLE: u8 = 69;
 const DENIED: u8 = 77;
 const CONFIG: u8 = 78;
 const USAGE: u8 = 64;
-const FAILURE: u8 = 1;
+/// Something else went wrong.
+pub(crate) const FAILURE: u8 = 1;
 /// The program cannot be run, as in a shell.
 pub(crate) const NOT_RUNNABLE: u8 = 126;
 /// The program is not there, as in a shell.

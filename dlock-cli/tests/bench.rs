@@ -21,10 +21,11 @@ fn conforms(line: &Value) {
     let schema: Value =
         serde_json::from_str(include_str!("../../benches/schema.json")).expect("the schema");
     let kinds = schema["oneOf"].as_array().expect("its kinds");
-    let kind = kinds
-        .iter()
-        .find(|kind| kind["properties"]["workload"]["const"] == line["workload"])
-        .expect("a workload of the schema");
+    let is_its_kind = |kind: &&Value| match line.get("workload") {
+        Some(workload) => kind["properties"]["workload"]["const"] == *workload,
+        None => kind["properties"].get("method").is_some(),
+    };
+    let kind = kinds.iter().find(is_its_kind).expect("a workload of the schema");
     let fields = line.as_object().expect("an object");
     let known = kind["properties"].as_object().expect("its fields");
     for name in fields.keys() {
@@ -78,6 +79,65 @@ fn hand_overs_and_held_locks() {
     assert_eq!(line["lost"], 0, "{line}");
     assert!(line["renewed"].as_u64() > Some(300), "{line}");
     assert!(line["server_commands_per_s"].as_f64() > Some(0.0), "{line}");
+}
+
+#[test]
+fn stock_is_taken_in_every_mode() {
+    let Some(server) = RedisServer::start() else { return };
+    for mode in ["global-lock", "segmented-lock", "inventory", "inventory-idempotent"] {
+        for url in ["memory://".to_owned(), server.url()] {
+            let deduct = ["bench", "deduct", "--tasks", "20", "--segments", "4", "--mode", mode];
+            let line = measured(on(&url).args(deduct), &SHORT);
+            assert_eq!((&line["oversold"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+            assert!(line["operations"].as_u64() > Some(0), "{line}");
+            let asked = line["round_trips"].as_f64() > Some(0.0);
+            assert_eq!(asked, url != "memory://", "{line}");
+        }
+    }
+}
+
+/// A sale that sells out exactly, four ways.
+fn sold_out(command: &mut std::process::Command) -> Vec<Value> {
+    let small = ["sale", "--stock", "60", "--buyers", "200", "--segments", "4", "--json"];
+    let sale = output(command, &small);
+    assert_eq!(status(&sale), 0, "{}", said(&sale));
+    assert_eq!(said(&sale), "", "no bars without a terminal");
+    let lines = json(&sale);
+    for line in &lines {
+        conforms(line);
+        let figures = (&line["sold"], &line["left"], &line["oversold"]);
+        assert_eq!(figures, (&60.into(), &0.into(), &0.into()), "{line}");
+    }
+    lines
+}
+
+#[test]
+fn a_sale_sells_out_exactly() {
+    let methods = ["global-lock", "segmented-lock", "inventory", "inventory-idempotent"];
+    let lines = sold_out(&mut dlock());
+    assert_eq!(lines.iter().map(|line| &line["method"]).collect::<Vec<_>>(), methods);
+    let Some(server) = RedisServer::start() else { return };
+    let lines = sold_out(&mut on(&server.url()));
+    assert!(lines.iter().all(|line| line["round_trips"].as_f64() > Some(0.0)), "{lines:?}");
+    let left = server.cli(&["--raw", "KEYS", "*"]);
+    assert!(!left.contains("shelf") && !left.contains("}:l"), "something is left: {left}");
+}
+
+#[test]
+fn a_sale_has_a_report() {
+    let path = std::env::temp_dir().join(format!("dlock-report-{}.html", std::process::id()));
+    let small = ["sale", "--stock", "50", "--buyers", "100", "--quantity", "1", "--report"];
+    let sale = output(dlock().args(small), &[path.to_str().expect("a path")]);
+    assert_eq!(status(&sale), 0, "{}", said(&sale));
+    let table = support::printed(&sale);
+    assert!(table.contains("inventory-idempotent") && table.contains("OVERSOLD"), "{table}");
+    let page = std::fs::read_to_string(&path).expect("the report");
+    let _ = std::fs::remove_file(&path);
+    assert_eq!(page.matches("<svg").count(), 5);
+    assert!(page.contains("prefers-color-scheme: dark") && page.contains("currentColor"));
+    for outside in ["src=", "href=", "@import", "url("] {
+        assert!(!page.contains(outside), "{outside}: it is not self-contained");
+    }
 }
 
 #[test]

@@ -92,11 +92,9 @@ pub mod __private {
     pub use crate::key::KeyWriter;
 }
 
-/// The examples of the README and of `docs/` compile and run.
+/// The examples of `docs/` compile and run; those of the README do in `examples`.
 #[cfg(doctest)]
 mod documents {
-    #[doc = include_str!("../../README.md")]
-    struct Readme;
     #[doc = include_str!("../../docs/fencing.md")]
     struct Fencing;
     #[doc = include_str!("../../docs/redis.md")]

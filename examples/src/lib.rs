@@ -15,3 +15,12 @@ pub async fn connect() -> Result<Dlock> {
 pub fn is_embedded(dlock: &Dlock) -> bool {
     dlock.capabilities().name == "memory"
 }
+
+/// The snippets of the READMEs compile and run.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../README.zh.md")]
+    struct ReadmeZh;
+}

@@ -1,21 +1,12 @@
 //! Each example that ends by itself is run, on memory and on a real Redis.
 
-use std::process::Command;
+mod support;
 
 use dlock_testkit::redis::RedisServer;
 
 /// Runs an example and answers what it printed.
 fn run(program: &str, url: Option<&str>) -> String {
-    let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("DLOCK_") {
-            command.env_remove(name);
-        }
-    }
-    if let Some(url) = url {
-        command.env("DLOCK_URL", url);
-    }
-    let output = command.output().expect("the example can be run");
+    let output = support::example(program, url).output().expect("the example can be run");
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} on {url:?}: {printed}{said}");
@@ -53,4 +44,17 @@ fn fencing() {
         assert!(printed.contains("REJECTED"), "{printed}");
         assert!(printed.contains("the balance is 100"), "{printed}");
     });
+}
+
+#[test]
+fn segmented_columns() {
+    everywhere(env!("CARGO_BIN_EXE_segmented_columns"), |printed| {
+        assert_eq!(printed, "500 sold, 0 left, 100 buyers too late\n");
+    });
+}
+
+#[test]
+fn testing() {
+    let printed = run(env!("CARGO_BIN_EXE_testing"), None);
+    assert!(printed.contains("all without a server"), "{printed}");
 }

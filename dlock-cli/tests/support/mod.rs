@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// The program, without what the environment of the tests says.
-pub fn dlock() -> Command {
+pub(crate) fn dlock() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dlock"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DLOCK_") {
@@ -17,40 +17,40 @@ pub fn dlock() -> Command {
 }
 
 /// The program on this server.
-pub fn on(url: &str) -> Command {
+pub(crate) fn on(url: &str) -> Command {
     let mut command = dlock();
     command.env("DLOCK_URL", url);
     command
 }
 
 /// Runs it to its end.
-pub fn output(command: &mut Command, arguments: &[&str]) -> Output {
+pub(crate) fn output(command: &mut Command, arguments: &[&str]) -> Output {
     command.args(arguments).output().expect("dlock can be run")
 }
 
 /// Its exit status.
-pub fn status(output: &Output) -> i32 {
+pub(crate) fn status(output: &Output) -> i32 {
     output.status.code().expect("it ended by itself")
 }
 
 /// What it printed.
-pub fn printed(output: &Output) -> String {
+pub(crate) fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// What it said on standard error.
-pub fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Each line of what it printed, as JSON.
-pub fn json(output: &Output) -> Vec<serde_json::Value> {
+pub(crate) fn json(output: &Output) -> Vec<serde_json::Value> {
     let lines = printed(output);
     lines.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
 
 /// Waits until something is so.
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
         assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");

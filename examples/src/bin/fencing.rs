@@ -68,7 +68,7 @@ async fn main() -> Result<()> {
 async fn successor(dlock: &Dlock, account: &mut Account) -> Result<()> {
     let guard = dlock.mutex(KEY).lock().await?;
     anyhow::ensure!(account.write("the successor", guard.token(), 100), "the holder was refused");
-    guard.release().await?;
+    let _ = guard.release().await?;
     Ok(())
 }
 

@@ -1,0 +1,86 @@
+//! The flash sale over real HTTP, and its page in a real browser.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use dlock_testkit::redis::RedisServer;
+use serde_json::Value;
+use support::browser::Page;
+use support::{Service, example};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_flash_sale");
+
+fn stock(shop: &Service) -> Value {
+    let (status, body) = shop.ask("GET", "/stock");
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).expect("JSON")
+}
+
+fn buy_and_pay(url: Option<&str>) {
+    let shop = Service::start(example(PROGRAM, url).env("CROWD", "0").env("STOCK", "5"));
+    assert_eq!(shop.ask("POST", "/orders/a?buyer=ann&quantity=3").0, 201);
+    assert_eq!(shop.ask("POST", "/orders/a?buyer=ann&quantity=3").0, 201, "the same order again");
+    assert_eq!(stock(&shop)["reserved"], 3, "is not another one");
+    assert_eq!(shop.ask("POST", "/orders/b?buyer=ann&quantity=2").0, 429, "four per buyer");
+    assert_eq!(shop.ask("POST", "/orders/c?buyer=bob&quantity=3").0, 409, "two are left");
+    assert_eq!(shop.ask("POST", "/orders/a/pay").0, 200);
+    assert_eq!(shop.ask("POST", "/orders/a/pay").0, 200, "paid once, asked twice");
+    assert_eq!(shop.ask("POST", "/orders/d?buyer=bob&quantity=2").0, 201);
+    assert_eq!(shop.ask("DELETE", "/orders/d").0, 200);
+    assert_eq!(shop.ask("POST", "/orders/d/pay").0, 410, "given back");
+    assert_eq!(shop.ask("POST", "/orders/e?buyer=bob&quantity=2").0, 201);
+    // Nobody pays for it, so it comes back by itself.
+    let began = Instant::now();
+    while stock(&shop)["available"] != 2 {
+        assert!(began.elapsed() < Duration::from_secs(30), "the payment time is two seconds");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(shop.ask("POST", "/orders/e/pay").0, 410, "too late");
+    let seen = stock(&shop);
+    assert_eq!((&seen["sold"], &seen["available"]), (&3.into(), &2.into()));
+    assert_eq!(seen["clean"], true, "{seen}");
+    assert_eq!(shop.ask("POST", "/orders/f?buyer=bob&quantity=0").0, 400);
+    assert_eq!(shop.ask("POST", "/orders/nobody/pay").0, 404);
+}
+
+#[test]
+fn orders_in_memory() {
+    buy_and_pay(None);
+}
+
+#[test]
+fn orders_in_redis() {
+    let Some(server) = RedisServer::start() else { return };
+    buy_and_pay(Some(&server.url()));
+}
+
+/// What the page shows.
+fn shown(page: &mut Page) -> [u64; 3] {
+    ["updates", "sold", "available"].map(|id| {
+        let text = page.value(&format!("document.getElementById('{id}')?.textContent ?? ''"));
+        let digits: String = text.as_str().unwrap_or_default().replace(',', "");
+        digits.parse().unwrap_or(0)
+    })
+}
+
+#[test]
+fn the_page_shows_the_segments_draining() {
+    let shop = Service::start(example(PROGRAM, None).env("STOCK", "100000"));
+    let Some(mut page) = Page::open(&format!("http://{}/", shop.address)) else { return };
+    let began = Instant::now();
+    let mut wait_for = |is_so: &dyn Fn([u64; 3]) -> bool| loop {
+        let seen = shown(&mut page);
+        if is_so(seen) {
+            return seen;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "the page stands still: {seen:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let [updates, sold, available] = wait_for(&|[updates, sold, _]| updates > 0 && sold > 0);
+    wait_for(&|now| now[0] > updates && now[1] > sold && now[2] < available);
+    let bars = page.value("document.querySelectorAll('.segment').length");
+    assert_eq!(bars, 16);
+    assert_eq!(page.value("document.getElementById('books').textContent"), "agree");
+    assert_eq!(page.console, Vec::<String>::new(), "something on the console");
+}
