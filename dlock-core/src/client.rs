@@ -541,17 +541,12 @@ impl Builder {
     pub fn connect_lazy(self) -> Result<Dlock> {
         let config = self.config?;
         config.check()?;
-        let mut backend = self.backend;
-        #[cfg(feature = "redis")]
-        if backend.is_none() {
-            backend = match (self.redis, self.credentials) {
-                (Some(given), _) => Some(Arc::new(Redis::given(given, &config))),
-                (None, Some(credentials)) => Some(config.redis_with(credentials)?),
-                (None, None) => None,
-            };
-        }
-        let backend = match backend {
+        let backend = match self.backend {
             Some(backend) => backend,
+            #[cfg(feature = "redis")]
+            None if self.redis.is_some() || self.credentials.is_some() => {
+                redis(self.redis, self.credentials, &config)?
+            }
             None => config.backend()?,
         };
         let capabilities = backend.capabilities();
@@ -568,6 +563,20 @@ impl Builder {
         let extensions = Extensions::default();
         let handle = Handle { core, config, holder, capabilities, extensions };
         Ok(Dlock { handle: Arc::new(handle) })
+    }
+}
+
+/// The Redis that the user has, else that of the URL with these credentials.
+#[cfg(feature = "redis")]
+fn redis(
+    given: Option<Given>,
+    credentials: Option<Provider>,
+    config: &Config,
+) -> Result<Arc<dyn Backend>> {
+    match (given, credentials) {
+        (Some(given), _) => Ok(Arc::new(Redis::given(given, config))),
+        (None, Some(credentials)) => config.redis_with(credentials),
+        (None, None) => config.backend(),
     }
 }
 
