@@ -57,8 +57,8 @@ pub(crate) enum Claim {
     Shared(KeySource),
     Permits {
         key: KeySource,
-        take: Option<Expr>,
-        of: Expr,
+        take: Option<Box<Expr>>,
+        of: Box<Expr>,
     },
     AllOf(Vec<KeySource>),
     /// Of whatever an expression yields.
@@ -96,7 +96,7 @@ impl Plan {
             when: expr(&mut args, "when", "when = amount > 0", faults),
             on_busy: expr(&mut args, "on_busy", "on_busy = |error| ..", faults),
             on_error: expr(&mut args, "on_error", "on_error = |error| ..", faults),
-            finish: on_lost.is_some_and(|(_, word)| word == "finish"),
+            finish: on_lost.is_some_and(|word| word == "finish"),
         };
         faults.is_empty().then_some(plan)
     }
@@ -123,7 +123,7 @@ fn core_path(args: &mut Args, faults: &mut Faults) -> TokenStream {
 fn mode(args: &mut Args, faults: &mut Faults) -> Option<(Span, bool)> {
     let given = args.take("mode")?;
     let name = given.span();
-    let (_, word) = faults.note(one_of(given, &["exclusive", "shared"], "mode = \"shared\""))?;
+    let word = faults.note(one_of(given, &["exclusive", "shared"], "mode = \"shared\""))?;
     Some((name, word == "shared"))
 }
 
@@ -228,7 +228,7 @@ fn some_permits(
         _ => u32::MAX,
     };
     let fit = in_bounds(&of, u32::MAX) && take.as_ref().is_none_or(|take| in_bounds(take, most));
-    fit.then_some(Claim::Permits { key, take, of })
+    fit.then(|| Claim::Permits { key, take: take.map(Box::new), of: Box::new(of) })
 }
 
 fn count(number: &LitInt, max: u32) -> syn::Result<u32> {
@@ -450,12 +450,12 @@ fn literal(given: Given, example: &str) -> syn::Result<LitStr> {
 }
 
 /// One of some words, as a literal.
-fn one_of(given: Given, words: &[&str], example: &str) -> syn::Result<(Span, String)> {
+fn one_of(given: Given, words: &[&str], example: &str) -> syn::Result<String> {
     let name = given.name.clone();
     let value = literal(given, example)?;
     let word = value.value();
     if words.contains(&word.as_str()) {
-        return Ok((value.span(), word));
+        return Ok(word);
     }
     let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
     let fault = format!("`{name}` is either {}", words.join(" or "));

@@ -10,7 +10,7 @@ use dlock_core::{Dlock, Error, Result, assert_locked, distributed_lock, testing}
 #[distributed_lock(key = "order:{id}", client = dlock)]
 async fn instrumented_outside(dlock: &Dlock, id: u64) -> Result<u64> {
     assert_locked!("order:{id}");
-    let _span = tracing::Span::current().in_scope(|| tracing::info!("inside"));
+    tracing::info!("inside");
     Ok(id)
 }
 
@@ -154,7 +154,7 @@ async fn handler_outside(axum::extract::Path(id): axum::extract::Path<u64>) -> R
     Ok(id.to_string())
 }
 
-#[distributed_lock(key = "order:{id}", on_error = |error: Error| axum::response::IntoResponse::into_response(error))]
+#[distributed_lock(key = "order:{id}", on_error = axum::response::IntoResponse::into_response)]
 #[axum::debug_handler]
 async fn handler_inside(
     axum::extract::Path(id): axum::extract::Path<u64>,
@@ -162,7 +162,7 @@ async fn handler_inside(
     axum::response::IntoResponse::into_response(id.to_string())
 }
 
-#[distributed_lock(key = "order:{id}", on_error = |error| Err(error))]
+#[distributed_lock(key = "order:{id}", on_error = Err)]
 #[axum::debug_handler]
 async fn handler_hidden(
     axum::extract::Path(id): axum::extract::Path<u64>,

@@ -3,11 +3,18 @@
 //! What depends on the backend runs on the embedded one and on a real Redis: a
 //! scenario is a function of a [`World`], and `on_both!` makes two tests of it.
 
+// Tests as far as clippy is concerned: scenarios may unwrap, as tests do.
+#[cfg(test)]
 mod combined;
+#[cfg(test)]
 mod keys;
+#[cfg(test)]
 mod options;
+#[cfg(test)]
 mod outcomes;
+#[cfg(test)]
 mod reentry;
+#[cfg(test)]
 mod signatures;
 mod world;
 
