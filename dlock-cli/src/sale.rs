@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use benches::deduct;
 use benches::sale::{self, Outcome, Plan, Played, Progress};
 use benches::seller::{Method, Stall};
 use clap::Args;
@@ -64,8 +65,8 @@ fn quantity(text: &str) -> Result<(u64, u64), String> {
 
 /// With so many segments throughput is measured for the report.
 const CURVE: [u32; 6] = [1, 2, 5, 10, 20, 40];
-/// Units sold for each point of that curve.
-const CURVE_STOCK: u64 = 4_000;
+/// For so long for each number of them.
+const CURVE_TIME: Duration = Duration::from_secs(1);
 
 impl Sale {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
@@ -135,16 +136,22 @@ async fn play(plan: &Plan, method: Method) -> Result<Played> {
     played.with_context(|| format!("the sale by {} failed", method.name()))
 }
 
-/// Throughput of the segmented lock over the number of segments.
+/// Throughput of the segmented lock over the number of segments, from a stock that
+/// does not end, so that the last units of a sale do not count.
 async fn curve(plan: &Plan) -> Result<Vec<(u32, f64)>> {
     let mut points = Vec::new();
     for segments in CURVE {
-        let mut plan = plan.clone();
-        plan.stall.segments = segments;
-        plan.stall.stock = CURVE_STOCK.min(plan.stall.stock);
-        plan.stall.run = format!("{}-{segments}", plan.stall.run);
-        let played = sale::play(&plan, Method::SegmentedLock, Arc::default()).await?;
-        points.push((segments, played.outcome.ops_per_s));
+        let plan = deduct::Plan {
+            url: plan.stall.url.clone(),
+            mode: Method::SegmentedLock,
+            tasks: plan.stall.at_once,
+            segments,
+            hold: plan.stall.think,
+            warmup: CURVE_TIME / 4,
+            duration: CURVE_TIME,
+            run: format!("{}-{segments}", plan.stall.run),
+        };
+        points.push((segments, deduct::run(plan).await?.ops_per_s));
     }
     Ok(points)
 }
