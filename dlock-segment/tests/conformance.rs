@@ -1,5 +1,7 @@
 //! What a sale promises, on every store.
 
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
 mod common;
 
 use std::time::{Duration, SystemTime};

@@ -1,6 +1,8 @@
 //! Rows 4, 5 and 8 to 10 of the list of faults, for stock; row 11 is the soak of
 //! `dlock-testkit`.
 
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
 mod common;
 
 use std::sync::Arc;

@@ -42,14 +42,12 @@ impl Who<'_> {
 macro_rules! who_options {
     () => {
         /// The id under which this happens once, whoever sends it however often.
-        #[must_use]
         pub fn operation(mut self, id: impl Into<String>) -> Self {
             self.who.operation = Some(id.into());
             self
         }
 
         /// For whom.
-        #[must_use]
         pub fn buyer(mut self, id: impl Into<String>) -> Self {
             self.who.buyer = Some(id.into());
             self
@@ -58,7 +56,6 @@ macro_rules! who_options {
         /// Says that the operation id is new and was never sent before, so that
         /// "sold out" may be answered without a round trip. Without it a request
         /// with an id always asks: it may be the retry of somebody who bought.
-        #[must_use]
         pub fn first_try(mut self) -> Self {
             self.who.first_try = true;
             self
@@ -133,7 +130,6 @@ impl<'a> Reserve<'a> {
     who_options!();
 
     /// For how long; 15 minutes by default.
-    #[must_use]
     pub fn expires_in(mut self, duration: Duration) -> Self {
         self.expires_in = duration;
         self

@@ -38,7 +38,7 @@ impl Shop {
 
     #[distributed_lock(key = "tenant:{self.tenant}:user:{req.user.id}", client = self.dlock, guard = lock)]
     async fn by_reference(&self, req: Request) -> Result<String> {
-        drop(req); // the key was made before the body could move anything
+        let _moved = req; // the key was made before the body could move anything
         Ok(lock.key().as_str().to_owned())
     }
 
@@ -297,7 +297,7 @@ mod inner {
 
     /// Documented.
     #[deprecated = "kept"]
-    #[must_use]
+    #[must_use = "kept too"]
     #[distributed_lock(key = "k", client = dlock)]
     #[allow(unused_variables, clippy::needless_pass_by_value)]
     pub(super) async fn decorated(dlock: Dlock, unused: u32) -> Result<()> {
