@@ -30,7 +30,7 @@ pub const MAX_SEGMENTS: u32 = 4096;
 /// How many segments a task waits for at first, and how long until it waits for
 /// more.
 const FIRST_WAITED_FOR: usize = 2;
-const WIDEN: Duration = Duration::from_millis(25);
+const WIDEN: Duration = Duration::from_millis(250);
 /// For how long it is remembered that a segment was dry, unless set otherwise.
 const DRY_FOR: Duration = Duration::from_secs(1);
 
