@@ -100,6 +100,7 @@ async fn bytes(dlock: &Dlock, server: &RedisServer, with_buyer: bool) -> f64 {
         let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
         used.and_then(|used| used.trim().parse::<f64>().ok()).expect("used_memory")
     };
+    tokio::time::sleep(Duration::from_secs(1)).await; // what was removed is freed by and by
     let before = used();
     let tasks = (0..OPERATIONS).map(|number| {
         let sale = sale.clone();
