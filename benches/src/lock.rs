@@ -1,7 +1,9 @@
 //! Tasks that lock and release as fast as they can, or at a given rate.
 //!
 //! All tasks of all processes start at one moment. What happens before the
-//! warm-up is over is checked but not counted. With a rate, each operation has
+//! warm-up is over is checked but not counted. In its first half every lock is held
+//! for a millisecond at least: an empty body is over too soon for two that are
+//! inside together to be seen. With a rate, each operation has
 //! the moment when it should begin, and its latency counts from then on, whether
 //! the task was free by then or not: nothing is omitted because the load itself
 //! was held up. Waits that the end of the run cuts off are not counted.
@@ -19,6 +21,9 @@ use crate::contender::{Contender, Peer};
 use crate::fleet::{Fleet, Job, Launcher, Report};
 use crate::measure::{Latency, Measured, Recorder, rounded};
 use crate::server;
+
+/// How long a body lasts in the first half of the warm-up.
+const SEEN_WELL: Duration = Duration::from_millis(1);
 
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -175,6 +180,7 @@ impl Part {
             keys: Keys::of(&plan, number),
             pace: Pace::of(&plan, number, start),
             hold: plan.hold,
+            seen_well: start + clock::nanos(plan.warmup) / 2,
             counted,
             end,
             contender: contender.clone(),
@@ -261,6 +267,8 @@ struct Task {
     keys: Keys,
     pace: Pace,
     hold: Duration,
+    /// Until when bodies last long enough for the checker.
+    seen_well: u64,
     counted: u64,
     end: u64,
     contender: Arc<Contender>,
@@ -287,8 +295,9 @@ impl Task {
         let held = self.contender.acquire(key).await?;
         let stay = self.checker.enter(key, held.token());
         let given = stay.from();
-        if !self.hold.is_zero() {
-            tokio::time::sleep(self.hold).await;
+        let hold = if given < self.seen_well { self.hold.max(SEEN_WELL) } else { self.hold };
+        if !hold.is_zero() {
+            tokio::time::sleep(hold).await;
         }
         drop(stay);
         self.contender.release(key, held).await?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client};
 
@@ -41,7 +41,9 @@ pub async fn connect(url: &str) -> Result<MultiplexedConnection> {
         .set_connection_timeout(Some(Duration::from_secs(2)));
     let client = client(url)?;
     let connecting = client.get_multiplexed_async_connection_with_config(&waits);
-    connecting.await.context("the server cannot be reached; is it running?")
+    connecting
+        .await
+        .map_err(|error| anyhow!("the server cannot be reached; is it running? ({error})"))
 }
 
 /// What the server has done so far.
