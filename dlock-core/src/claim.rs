@@ -12,7 +12,7 @@ use crate::key::Key;
 ///
 /// Whoever shows it owns the claim: acquire is idempotent by it, renew and
 /// release compare it on the server.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner([u64; 2]);
 
 impl Owner {
@@ -25,11 +25,9 @@ impl Owner {
     pub fn bits(self) -> u128 {
         (u128::from(self.0[0]) << 64) | u128::from(self.0[1])
     }
-}
 
-impl std::hash::Hash for Owner {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        state.write_u64(self.0[1]);
+    pub(crate) fn low_bits(self) -> u64 {
+        self.0[1]
     }
 }
 

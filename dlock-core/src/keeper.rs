@@ -28,6 +28,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hashbrown::HashTable;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use slotmap::SlotMap;
@@ -38,7 +39,6 @@ use crate::claim::{
 use crate::clock::{Moment, nanos};
 use crate::engine::{Action, Actions, GateId, Ticket};
 use crate::error::{Error, ErrorKind, Result};
-use crate::hashing::Map;
 use crate::key::Key;
 use crate::plant::{Plant, Planted};
 use crate::timers::Timers;
@@ -111,7 +111,8 @@ fn margin(term: Duration) -> Duration {
 #[derive(Debug)]
 pub(crate) struct Keeper {
     tenures: SlotMap<TenureId, Tenure>,
-    by_owner: Map<Owner, TenureId>,
+    /// By the owner's bits, which are random; each knows its own.
+    by_owner: HashTable<TenureId>,
     timers: Timers<TenureId>,
     random: StdRng,
     planted: Planted,
@@ -121,7 +122,7 @@ impl Keeper {
     pub(crate) fn new(seed: [u8; 32], planted: Planted) -> Self {
         Keeper {
             tenures: SlotMap::with_key(),
-            by_owner: Map::default(),
+            by_owner: HashTable::new(),
             timers: Timers::new(),
             random: StdRng::from_seed(seed),
             planted,
@@ -143,7 +144,9 @@ impl Keeper {
             sent: now,
         };
         let id = self.tenures.insert(Tenure::new(claim, wish.gate));
-        self.by_owner.insert(owner, id);
+        let tenures = &self.tenures;
+        let bits_of = |id: &TenureId| tenures.get(*id).map_or(0, |it| it.claim.owner.low_bits());
+        self.by_owner.insert_unique(owner.low_bits(), id, bits_of);
         self.send(now, id, out);
         id
     }
@@ -395,7 +398,10 @@ impl Keeper {
 
     fn remove(&mut self, id: TenureId) -> Option<Tenure> {
         let tenure = self.tenures.remove(id)?;
-        self.by_owner.remove(&tenure.claim.owner);
+        let bits = tenure.claim.owner.low_bits();
+        if let Ok(entry) = self.by_owner.find_entry(bits, |other| *other == id) {
+            entry.remove();
+        }
         Some(tenure)
     }
 }

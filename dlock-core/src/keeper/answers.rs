@@ -191,7 +191,9 @@ impl Keeper {
         notice: Notice,
         out: &mut Actions,
     ) -> Option<(TenureId, GateId, Said)> {
-        let id = *self.by_owner.get(&owner)?;
+        let tenures = &self.tenures;
+        let is_it = |id: &TenureId| tenures.get(*id).is_some_and(|it| it.claim.owner == owner);
+        let id = *self.by_owner.find(owner.low_bits(), is_it)?;
         let tenure = self.tenures.get_mut(id)?;
         let gate = tenure.gate;
         let said = match (notice, tenure.phase) {
