@@ -309,6 +309,7 @@ async fn row_21_a_late_acquire_leaves_no_ghost() {
 async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) -> Judge {
     let judge = Arc::new(Mutex::new(Judge::default()));
     let (holder, third) = (server.client(), server.client());
+    drop(waiter.mutex("warm").lock().await.expect("the lock"));
     let guard = holder.mutex("a").lock().await.expect("the lock");
     let (told, mut granted) = tokio::sync::mpsc::unbounded_channel();
     let waiting = tokio::spawn({
@@ -353,37 +354,46 @@ async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) ->
 async fn row_22_a_stalled_hand_over_is_not_counted_from_its_receipt() {
     let Some(server) = RedisServer::start() else { return };
     let (proxy, waiter) = proxied(&server).await;
-    drop(waiter.mutex("warm").lock().await.expect("the lock"));
     let judge = stalled_handover(waiter, &proxy, &server).await;
     assert_eq!((judge.judged, judge.violations), (2, Vec::new()));
     server.assert_nothing_left().await;
 }
 
-/// The same with a client that has this very bug.
+/// Looks for two holders at once. Whether a bug shows depends on which of the held
+/// back messages is heard first, so it looks more than once.
+async fn assert_held_twice(bug: Plant, look: impl AsyncFn(Dlock, &Proxy, &RedisServer) -> Judge) {
+    let mut judges = Vec::new();
+    for _ in 0..10 {
+        let Some(server) = RedisServer::start() else { return };
+        let proxy = Proxy::start(server.port()).await;
+        let client = client(&proxy.url()).call_timeout(LONG).plant(bug);
+        let judge = look(client.connect_lazy().expect("a client"), &proxy, &server).await;
+        if judge.violations.iter().any(|what| what.contains("held twice")) {
+            return;
+        }
+        judges.push(judge);
+    }
+    panic!("the bug is not found: {judges:#?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_a_hand_over_counted_from_its_receipt_is_found() {
-    let Some(server) = RedisServer::start() else { return };
-    let proxy = Proxy::start(server.port()).await;
-    let waiter = client(&proxy.url()).call_timeout(LONG).plant(Plant::HandoverCountedFromReceipt);
-    let waiter = waiter.connect_lazy().expect("a client");
-    drop(waiter.mutex("warm").lock().await.expect("the lock"));
-    let judge = stalled_handover(waiter, &proxy, &server).await;
-    assert!(judge.violations.iter().any(|what| what.contains("held twice")), "{judge:?}");
+    assert_held_twice(Plant::HandoverCountedFromReceipt, stalled_handover).await;
 }
 
 /// A lease counted from the reply is too long by the way of the reply: seen when
 /// the holder is cut off right after.
 async fn slow_reply(one: Dlock, proxy: &Proxy, server: &RedisServer) -> Judge {
-    let other = server.client();
+    let (other, ttl) = (server.client(), TTL * 3);
     drop(one.mutex("warm").lock().await.expect("the lock"));
-    proxy.delay(Way::ToClient, TTL * 2 / 3);
-    let guard = one.mutex("a").lock().await.expect("the lock");
+    proxy.delay(Way::ToClient, ttl * 2 / 3);
+    let guard = one.mutex("a").ttl(ttl).lock().await.expect("the lock");
     proxy.go_silent();
     let stay = Stay::begin(&guard).expect("it is held");
     let next = tokio::spawn(async move {
         let guard = other.mutex("a").lock().await.expect("free by ttl");
         let stay = Stay::begin(&guard).expect("it is held");
-        tokio::time::sleep(TTL).await;
+        tokio::time::sleep(ttl).await;
         stay.end(&guard, "next")
     });
     guard.lost().await;
@@ -397,7 +407,8 @@ async fn slow_reply(one: Dlock, proxy: &Proxy, server: &RedisServer) -> Judge {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_counts_from_before_its_request() {
     let Some(server) = RedisServer::start() else { return };
-    let (proxy, one) = proxied(&server).await;
+    let proxy = Proxy::start(server.port()).await;
+    let one = client(&proxy.url()).call_timeout(LONG).connect_lazy().expect("a client");
     let judge = slow_reply(one, &proxy, &server).await;
     assert_eq!((judge.judged, judge.violations), (2, Vec::new()));
     drop(proxy);
@@ -406,9 +417,5 @@ async fn a_lease_counts_from_before_its_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_a_lease_counted_from_the_reply_is_found() {
-    let Some(server) = RedisServer::start() else { return };
-    let proxy = Proxy::start(server.port()).await;
-    let one = client(&proxy.url()).plant(Plant::LeaseCountedFromReply).connect_lazy();
-    let judge = slow_reply(one.expect("a client"), &proxy, &server).await;
-    assert!(judge.violations.iter().any(|what| what.contains("held twice")), "{judge:?}");
+    assert_held_twice(Plant::LeaseCountedFromReply, slow_reply).await;
 }
