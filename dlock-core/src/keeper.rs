@@ -351,7 +351,7 @@ impl Keeper {
         tenure.deadline = deadline;
         tenure.term = nanos(term);
         tenure.failures = 0;
-        let renew = sent + self.renewal_delay(term);
+        let renew = self.renewal(sent, term);
         self.set_due(id, renew.max(now).min(deadline));
         true
     }
@@ -365,14 +365,18 @@ impl Keeper {
         tenure.deadline = tenure.deadline.max(sent + (ttl - margin(ttl)));
         tenure.term = nanos(ttl);
         let deadline = tenure.deadline;
-        let renew = sent + self.renewal_delay(ttl);
+        let renew = self.renewal(sent, ttl);
         self.set_due(id, renew.max(now).min(deadline));
     }
 
-    /// A third of the term, spread out.
-    fn renewal_delay(&mut self, term: Duration) -> Duration {
+    /// When a lease that was asked for then is to be renewed: after about a third of
+    /// its term, spread out, but on a beat that all leases of this term share, so
+    /// that many are renewed by one call.
+    fn renewal(&mut self, sent: Moment, term: Duration) -> Moment {
+        let beat = (nanos(term) / 1024).max(1);
         let spread = self.random.random_range(896..1024_u64);
-        Duration::from_nanos(nanos(term) / 3072 * spread)
+        let at = (sent + Duration::from_nanos(beat * spread / 3)).as_nanos();
+        Moment::from_nanos(at - at % beat)
     }
 
     fn retry_in(&mut self, id: TenureId) -> Duration {

@@ -48,9 +48,10 @@ impl Redis {
         keys: &[&str],
         arguments: &[&[u8]],
     ) -> Result<Value> {
-        let mut run = script.0.on(keys.iter());
+        let mut run = script.0.on(keys.len());
+        run.arg(keys);
         for argument in arguments {
-            run = run.arg(argument);
+            run.arg(argument);
         }
         self.link.run(Operation::Stock, &run).await
     }

@@ -1,5 +1,6 @@
 //! How keys, holders and waiters are written; the other half is `lua/common.lua`.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,11 +28,15 @@ impl Names {
 
     /// The state of a key as a lock, or as a semaphore.
     pub(super) fn state(&self, key: &Key, permits: bool) -> String {
-        let mut name = String::with_capacity(self.start.len() + key.as_str().len() + 8);
-        name.push_str(&self.start);
-        escape(key.as_str(), &mut name);
-        name.push_str(if permits { "}:p" } else { "}:l" });
+        let mut name = String::new();
+        self.write_state(key, permits, &mut name);
         name
+    }
+
+    pub(super) fn write_state(&self, key: &Key, permits: bool, into: &mut String) {
+        into.push_str(&self.start);
+        escape(key.as_str(), into);
+        into.push_str(if permits { "}:p" } else { "}:l" });
     }
 
     /// A pattern for `SCAN`: the keys that start so.
@@ -85,14 +90,17 @@ pub(super) fn channel(client: u128) -> String {
 
 /// Braces would end the hash tag, and a text must not be another's escaped form.
 fn escape(text: &str, into: &mut String) {
-    for c in text.chars() {
-        match c {
-            '%' => into.push_str("%25"),
-            '{' => into.push_str("%7B"),
-            '}' => into.push_str("%7D"),
-            c => into.push(c),
-        }
+    let mut rest = text;
+    while let Some(place) = rest.find(['%', '{', '}']) {
+        into.push_str(&rest[..place]);
+        into.push_str(match rest.as_bytes()[place] {
+            b'%' => "%25",
+            b'{' => "%7B",
+            _ => "%7D",
+        });
+        rest = &rest[place + 1..];
     }
+    into.push_str(rest);
 }
 
 fn unescape(text: &str) -> String {
@@ -104,9 +112,24 @@ fn owner_of(text: &str) -> Option<Owner> {
 }
 
 /// The start of the record of a lease, up to its tokens.
-pub(super) fn head(claim: &Claim) -> String {
-    let (letter, take, of) = mode(claim.mode);
-    format!("1{}\t{letter}\t{take}\t{of}\t", claim.owner)
+pub(super) fn write_head(claim: &Claim, into: &mut String) {
+    write_mark(claim.owner, into);
+    match claim.mode {
+        Mode::Exclusive => into.push_str("\tx\t0\t0\t"),
+        Mode::Shared => into.push_str("\ts\t0\t0\t"),
+        Mode::Permits { take, of } => {
+            let _ = write!(into, "\tp\t{take}\t{of}\t"); // a String takes everything
+        }
+    }
+}
+
+/// The start of that: what tells the lease of an owner.
+pub(super) fn write_mark(owner: Owner, into: &mut String) {
+    into.push('1');
+    let bits = owner.bits();
+    for place in (0..128).step_by(4).rev() {
+        into.push(char::from(b"0123456789abcdef"[(bits >> place) as usize & 0xf]));
+    }
 }
 
 /// The end of a record: when it ends and whether it is parked, neither of which is
@@ -116,20 +139,12 @@ pub(super) fn tail(channel: &str, holder: &Holder) -> String {
 }
 
 /// Whether a claim is to queue, for how long, and when it was sent.
-pub(super) fn asking(claim: &Claim) -> String {
+pub(super) fn write_asking(claim: &Claim, into: &mut String) {
     let (queue, patience) = (u8::from(claim.queue), micros(claim.patience()));
-    format!("{queue}\t{patience}\t{}", claim.sent.as_nanos())
+    let _ = write!(into, "{queue}\t{patience}\t{}", claim.sent.as_nanos());
 }
 
 /// A mode as the scripts know it: letter, permits to take, permits in all.
-fn mode(mode: Mode) -> (&'static str, u32, u32) {
-    match mode {
-        Mode::Exclusive => ("x", 0, 0),
-        Mode::Shared => ("s", 0, 0),
-        Mode::Permits { take, of } => ("p", take, of),
-    }
-}
-
 fn mode_of(letter: &str, take: &str, of: &str) -> Option<Mode> {
     Some(match letter {
         "x" => Mode::Exclusive,
@@ -218,6 +233,16 @@ mod tests {
         }
         assert_eq!(names.state(&Key::new("a").unwrap(), false), "dlock:1:{shop:a}:l");
         assert!(Names::new("sho").key_of("dlock:1:{shop:a}:l").is_none());
+    }
+
+    #[test]
+    fn marks_are_owners() {
+        for bits in [0, 7, u128::MAX, 0x0123_4567_89ab_cdef_0011_2233_4455_6677] {
+            let owner = Owner::from_bits(bits);
+            let mut mark = String::new();
+            write_mark(owner, &mut mark);
+            assert_eq!(mark, format!("1{owner}"));
+        }
     }
 
     #[test]

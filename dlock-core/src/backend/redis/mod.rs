@@ -31,7 +31,7 @@ use self::address::Address;
 use self::connection::Link;
 use self::layout::Names;
 use self::notices::Notices;
-use self::scripts::{Run, Scripts};
+use self::scripts::{Code, Run, Scripts};
 pub use self::source::Credentials;
 use self::source::Source;
 pub(crate) use self::source::{Given, Provider, TlsFiles};
@@ -137,41 +137,45 @@ impl Redis {
                 self.notices.subscribed(&self.link, listener).await;
             }
         }
-        let names = requests.iter().map(|request| {
-            let claim = request.claim();
-            self.names.state(&claim.key, claim.mode.is_permits())
-        });
-        let mut run = self.scripts.calls.on(names);
-        for request in requests {
-            run = self.say(run, request);
-        }
+        let run = self.said(requests);
         match self.link.run(operation, &run).await? {
             Value::Array(answers) if answers.len() == requests.len() => Ok(answers),
             _ => Err(faults::unreadable(operation)),
         }
     }
 
-    /// Adds a call in the words of the script.
-    fn say(&self, run: Run, request: &Request) -> Run {
-        match request {
-            Request::Acquire(claim) => run
-                .arg("a")
-                .arg(layout::head(claim))
-                .arg(&*self.tail(&claim.holder))
-                .arg(layout::millis(claim.ttl))
-                .arg(tokens(claim))
-                .arg(claim.instead_of.map(|owner| owner.to_string()).unwrap_or_default())
-                .arg(layout::asking(claim)),
-            Request::Renew(lease) => {
-                run.arg("r").arg(layout::head(lease)).arg(layout::millis(lease.ttl))
-            }
-            Request::Release(lease, how) => {
-                run.arg("x").arg(lease.owner.to_string()).arg(match how {
-                    Release::Now => String::new(),
-                    Release::After(stay) => layout::micros(*stay).to_string(),
-                })
+    /// Calls in the words of the script.
+    fn said(&self, requests: &[Request]) -> Run {
+        let mut run = self.scripts.calls.on(requests.len());
+        for request in requests {
+            let claim = request.claim();
+            run.write(|word| self.names.write_state(&claim.key, claim.mode.is_permits(), word));
+        }
+        run.write(|letters| letters.extend(requests.iter().map(letter)));
+        for request in requests {
+            match request {
+                Request::Acquire(claim) => {
+                    run.write(|word| layout::write_head(claim, word));
+                    run.arg(&*self.tail(&claim.holder));
+                    run.arg(layout::millis(claim.ttl)).arg(tokens(claim));
+                    run.write(|word| layout::write_asking(claim, word));
+                    if let Some(owner) = claim.instead_of {
+                        run.write(|word| layout::write_mark(owner, word));
+                    }
+                }
+                Request::Renew(lease) => {
+                    run.write(|word| layout::write_head(lease, word));
+                    run.arg(layout::millis(lease.ttl));
+                }
+                Request::Release(lease, how) => {
+                    run.write(|word| layout::write_mark(lease.owner, word));
+                    if let Release::After(stay) = how {
+                        run.arg(layout::micros(*stay));
+                    }
+                }
             }
         }
+        run
     }
 
     async fn make(&self, requests: &[Request]) -> Vec<Answer> {
@@ -221,8 +225,11 @@ impl Redis {
         Ok(Page { keys: keys.collect(), next })
     }
 
-    fn both(&self, key: &Key) -> [String; 2] {
-        [self.names.state(key, false), self.names.state(key, true)]
+    /// A run of a script on a key as a lock and as a semaphore.
+    fn on_both(&self, code: &'static Code, key: &Key) -> Run {
+        let mut run = code.on(2);
+        run.arg(self.names.state(key, false)).arg(self.names.state(key, true));
+        run
     }
 }
 
@@ -279,7 +286,7 @@ impl Backend for Redis {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
         Call::new(async move {
-            let run = self.scripts.inspect.on(self.both(key).iter());
+            let run = self.on_both(&self.scripts.inspect, key);
             let answer = self.link.run(Operation::Inspect, &run).await?;
             let unreadable = || faults::unreadable(Operation::Inspect);
             let (now, broken, holders, waiters): (u64, String, Vec<String>, Vec<String>) =
@@ -298,12 +305,8 @@ impl Backend for Redis {
 
     fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
         Call::new(async move {
-            let run = self
-                .scripts
-                .break_lock
-                .on(self.both(key).iter())
-                .arg(by.to_string())
-                .arg(BREAKS_KEPT);
+            let mut run = self.on_both(&self.scripts.break_lock, key);
+            run.arg(by.to_string()).arg(BREAKS_KEPT);
             let answer = self.link.run(Operation::Break, &run).await?;
             redis::from_redis_value(answer).map_err(|_| faults::unreadable(Operation::Break))
         })
@@ -373,6 +376,17 @@ fn read(request: &Request, answer: Value) -> Answer {
         }
         Request::Renew(_) => Answer::Renew(renewed(&answer).ok_or_else(unreadable)),
         Request::Release(..) => Answer::Release(released(&answer).ok_or_else(unreadable)),
+    }
+}
+
+/// What the script calls such a call.
+fn letter(request: &Request) -> char {
+    match request {
+        Request::Acquire(claim) if claim.instead_of.is_some() => 'i',
+        Request::Acquire(_) => 'a',
+        Request::Renew(_) => 'r',
+        Request::Release(_, Release::Now) => 'x',
+        Request::Release(_, Release::After(_)) => 'p',
     }
 }
 

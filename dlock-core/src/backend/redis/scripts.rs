@@ -42,14 +42,11 @@ impl Code {
         Code { text, digest: Script::new(text).get_hash().to_owned() }
     }
 
-    /// A run of it on these keys.
-    pub(super) fn on<K: ToRedisArgs>(&'static self, keys: impl ExactSizeIterator<Item = K>) -> Run {
-        let mut by_digest = redis::cmd("EVALSHA");
-        by_digest.arg(&self.digest).arg(keys.len());
-        for key in keys {
-            by_digest.arg(key);
-        }
-        Run { code: self, by_digest }
+    /// A run of it, whose first arguments will be this many keys.
+    pub(super) fn on(&'static self, keys: usize) -> Run {
+        let mut by_digest = Cmd::with_capacity(4 + 6 * keys, 256 * keys);
+        by_digest.arg("EVALSHA").arg(&self.digest).arg(keys);
+        Run { code: self, by_digest, word: String::new() }
     }
 }
 
@@ -57,12 +54,20 @@ impl Code {
 pub(super) struct Run {
     code: &'static Code,
     by_digest: Cmd,
+    word: String,
 }
 
 impl Run {
-    pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
+    pub(super) fn arg(&mut self, argument: impl ToRedisArgs) -> &mut Self {
         self.by_digest.arg(argument);
         self
+    }
+
+    /// An argument that is put together in place.
+    pub(super) fn write(&mut self, write: impl FnOnce(&mut String)) {
+        self.word.clear();
+        write(&mut self.word);
+        self.by_digest.arg(&self.word);
     }
 
     /// By digest, which the server knows after the first time.

@@ -10,7 +10,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local broken = 0
 for _, key in ipairs(KEYS) do
-  local state = load(key, now, redis.call('GET', key))
+  local state = load(key, now)
   broken = broken + #state.holders
   for _, held in ipairs(state.holders) do
     if not held.parked then
@@ -21,9 +21,7 @@ for _, key in ipairs(KEYS) do
     end
   end
   state.holders = {}
-  settle(state)
-  save(state)
-  tell(state)
+  conclude(state)
 end
 if broken > 0 then
   redis.call('SET', string.sub(KEYS[1], 1, -2) .. 'b', ARGV[1], 'PX', ARGV[2])

@@ -3,13 +3,13 @@
 local now = clock()
 local second = {}
 
-function second.a(key, at)
-  local owner, mode, take, of = parse_head(ARGV[at + 1])
-  local channel, info = string.match(ARGV[at + 2], '^\t0\t0\t([^\t]*)\t(.*)$')
-  local ttl, tokens, instead_of = ARGV[at + 3] * 1000, tonumber(ARGV[at + 4]), ARGV[at + 5]
-  local queue, patience, sent = string.match(ARGV[at + 6], '^(%d)\t(%d+)\t(%d+)$')
-  local state = load(key, now, redis.call('GET', key))
-  if instead_of ~= '' then
+function second.a(key, at, instead_of)
+  local owner, mode, take, of = parse_head(ARGV[at])
+  local channel, info = string.match(ARGV[at + 1], '^\t0\t0\t([^\t]*)\t(.*)$')
+  local ttl, tokens = ARGV[at + 2] * 1000, tonumber(ARGV[at + 3])
+  local queue, patience, sent = string.match(ARGV[at + 4], '^(%d)\t(%d+)\t(%d+)$')
+  local state = load(key, now)
+  if instead_of then
     remove(state, instead_of)
   end
 
@@ -85,28 +85,30 @@ function second.a(key, at)
   return finish({ 'q', holder, free_in })
 end
 
+function second.i(key, at)
+  return second.a(key, at, owner_of(ARGV[at + 5]))
+end
+
 function second.r(key, at)
-  local state = load(key, now, redis.call('GET', key))
-  local owner, mode = parse_head(ARGV[at + 1])
+  local state = load(key, now)
+  local owner, mode = parse_head(ARGV[at])
   local held = held_by(state, owner)
   local reply = 0
   if held then
-    held.expires = now + ARGV[at + 2] * 1000
+    held.expires = now + ARGV[at + 1] * 1000
     if held.mode == 'x' then
       held.mode = mode -- an old renewal must not turn it back
     end
     settle(state)
     reply = front(state) and 2 or 1
   end
-  settle(state)
-  save(state)
-  tell(state)
+  conclude(state)
   return reply
 end
 
-function second.x(key, at)
-  local owner, stays = ARGV[at + 1], ARGV[at + 2]
-  local state = load(key, now, redis.call('GET', key))
+function second.x(key, at, stays)
+  local owner = owner_of(ARGV[at])
+  local state = load(key, now)
   local reply = 0
   for _, held in ipairs(state.holders) do
     if held.owner == owner then
@@ -114,19 +116,22 @@ function second.x(key, at)
     end
   end
   local held = held_by(state, owner)
-  if held and stays ~= '' then
-    held.parked, held.expires = true, now + tonumber(stays)
+  if held and stays then
+    held.parked, held.expires = true, now + stays
   else
     remove(state, owner)
   end
-  settle(state)
-  save(state)
-  tell(state)
+  conclude(state)
   return reply
 end
 
-for _, call in ipairs(rest) do
-  local i, at = call[1], call[2]
-  make(second[ARGV[at]], i, at)
+function second.p(key, at)
+  return second.x(key, at, tonumber(ARGV[at + 1]))
 end
+
+make(#rest, function(i)
+  local call, letter, from = unpack(rest[i])
+  made = call
+  replies[call] = second[letter](KEYS[call], from)
+end)
 return replies

@@ -11,7 +11,7 @@
 --                                     them dead after `until`
 --   <key>q  list of the waiting owners, first come first
 --   <key>w  hash, owner -> waiter
---   ...t    the last token; ...b  who broke the lock last
+--   <key>t  the last token of a lock; ...b  who broke the lock last
 -- As long as anybody waits <key> is there, so a missing one means: free.
 -- A record is owner, mode, take, of, first token, tokens, since, expires, parked,
 -- channel, JSON; a waiter is mode, take, of, tokens, since, asked, patience,
@@ -24,6 +24,11 @@ local WAITER = '^([^\t]+)' .. string.rep('\t([^\t]*)', 8) .. '\t(.*)$'
 local function parse_head(head)
   local owner, mode, take, of = string.match(head, '^1(%x+)\t(%a)\t(%d+)\t(%d+)\t$')
   return owner, mode, tonumber(take), tonumber(of)
+end
+
+-- The owner, from its mark.
+local function owner_of(mark)
+  return string.sub(mark, 2)
 end
 
 local function parse_record(record)
@@ -66,8 +71,9 @@ local function write_waiter(waiter)
   }, '\t')
 end
 
--- The state of a key from what GET found, without the holders that expired.
-local function load(key, now, found)
+-- The state of a key, without the holders that expired.
+local function load(key, now)
+  local found = redis.call('GET', key)
   local state = { key = key, now = now, holders = {}, queued = false, waits_until = 0, notices = {} }
   if not found then
     return state
@@ -194,7 +200,8 @@ local function mint_for(state, mode, count)
   if mode == 'p' then
     return 0, 0
   end
-  return mint(string.sub(state.key, 1, -2) .. 't', state.now, text(count))
+  local first, given = mint(state.key, state.now, text(count))
+  return first, tonumber(given)
 end
 
 -- Hands the key to the waiters whose turn it is.
@@ -228,4 +235,11 @@ local function tell(state, except)
       redis.pcall('PUBLISH', notice.channel, notice.message)
     end
   end
+end
+
+-- The end of every change that lets others in.
+local function conclude(state)
+  settle(state)
+  save(state)
+  tell(state)
 end

@@ -9,7 +9,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local records, waiting = {}, {}
 for _, key in ipairs(KEYS) do
-  local state = load(key, now, redis.call('GET', key))
+  local state = load(key, now)
   for _, held in ipairs(state.holders) do
     records[#records + 1] = write_record(held)
   end
