@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::claim::{
     Answer, Attempt, Claim, Holder, Mode, Notice, Owner, Release, Released, Renewed, Request,
 };
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
@@ -157,6 +158,21 @@ pub trait Backend: Send + Sync + 'static {
             }
             answers
         })
+    }
+
+    /// The answer of a backend that is not [remote](Capabilities::remote): at once.
+    /// The moment is now, by tokio's clock.
+    #[doc(hidden)]
+    fn in_place(&self, request: &Request, _now: Moment) -> Answer {
+        let answer = match request {
+            Request::Acquire(claim) => self.acquire(claim).now().map(Answer::Acquire),
+            Request::Release(claim, how) => self.release(claim, *how).now().map(Answer::Release),
+            Request::Renew(claim) => {
+                let answers = self.renew(std::slice::from_ref(claim)).now();
+                answers.and_then(|answers| answers.into_iter().next()).map(Answer::Renew)
+            }
+        };
+        answer.unwrap_or_else(|| request.unanswered())
     }
 
     /// Who holds this key and who waits for it, as a lock or as a semaphore.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
 /// 128 random bits, new for every acquisition.
@@ -308,5 +308,11 @@ impl Request {
             Request::Renew(_) => Answer::Renew(Err(error)),
             Request::Release(..) => Answer::Release(Err(error)),
         }
+    }
+
+    /// The answer that there was none.
+    pub(crate) fn unanswered(&self) -> Answer {
+        let error = Error::new(ErrorKind::Unknown, self.operation());
+        self.failed(error.saying("the backend did not answer in time"))
     }
 }

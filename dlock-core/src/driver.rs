@@ -178,9 +178,8 @@ impl Core {
                 }
                 Action::Call(call, request) if self.calls.is_none() => {
                     let (call, request) = (*call, request.clone());
-                    let answer = MutexGuard::unlocked(&mut machine, || {
-                        calls::in_place(&*self.backend, &request)
-                    });
+                    let answer =
+                        MutexGuard::unlocked(&mut machine, || self.backend.in_place(&request, now));
                     // No time passed that anybody could notice.
                     machine.reply(now, call, answer, &mut actions);
                 }

@@ -54,6 +54,8 @@ mod hashing;
 mod keeper;
 mod key;
 mod line;
+#[cfg(feature = "metrics")]
+mod metering;
 pub mod observe;
 mod plant;
 mod primitive;

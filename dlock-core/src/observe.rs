@@ -69,7 +69,7 @@ impl Observer {
     pub(crate) fn tell(&self, event: &Event<'_>) {
         trace(event);
         #[cfg(feature = "metrics")]
-        count(event);
+        crate::metering::count(event);
         if let Some(hook) = &self.hook {
             // Somebody else's code on the driver's thread, or in a drop: its panic
             // must not end either.
@@ -105,44 +105,6 @@ fn trace(event: &Event<'_>) {
         }
         Event::Lost { key, reason } => {
             tracing::error!(target: "dlock::lease", key = key.label(), %reason, "lost");
-        }
-    }
-}
-
-#[cfg(feature = "metrics")]
-fn count(event: &Event<'_>) {
-    use metrics::{counter, histogram};
-
-    let lock = |key: &Key| match key.template() {
-        "" => "unnamed",
-        template => template,
-    };
-    match *event {
-        Event::Acquired { key, waited, handed_over, .. } => {
-            counter!("dlock_acquired_total", "lock" => lock(key)).increment(1);
-            if handed_over {
-                counter!("dlock_handed_over_total", "lock" => lock(key)).increment(1);
-            }
-            if !waited.is_zero() {
-                counter!("dlock_waited_total", "lock" => lock(key)).increment(1);
-            }
-            histogram!("dlock_wait_seconds", "lock" => lock(key)).record(waited);
-        }
-        Event::Refused { key, error } => {
-            let kind = format!("{:?}", error.kind());
-            counter!("dlock_refused_total", "lock" => lock(key), "kind" => kind).increment(1);
-        }
-        Event::Released { key, held } => {
-            histogram!("dlock_hold_seconds", "lock" => lock(key)).record(held);
-        }
-        Event::Renewed { key } => {
-            counter!("dlock_renewed_total", "lock" => lock(key)).increment(1);
-        }
-        Event::Uncertain { key, .. } => {
-            counter!("dlock_uncertain_total", "lock" => lock(key)).increment(1);
-        }
-        Event::Lost { key, .. } => {
-            counter!("dlock_lost_total", "lock" => lock(key)).increment(1);
         }
     }
 }

@@ -49,6 +49,8 @@ async fn a_connection_manager_will_do() {
     server.kill();
     server.restart();
     works(&client).await;
+    drop(client);
+    server.assert_nothing_left().await;
 }
 
 fn connections(server: &RedisServer) -> usize {
@@ -70,6 +72,8 @@ async fn a_process_has_two_connections() {
         task.await.expect("the task").expect("the lock");
     }
     assert_eq!(connections(&server), 2);
+    drop(client);
+    server.assert_nothing_left().await;
 }
 
 /// A lone call leaves at once; calls in flight together share a run of the script.
@@ -235,14 +239,15 @@ async fn tls_with_an_authority_and_a_client_certificate_of_ones_own() {
     let with = |options: &str| Dlock::connect_lazy(&format!("{url}?{options}"));
     let client = with(&format!("tls_ca={ca}&tls_cert={cert}&tls_key={key}")).expect("a client");
     works(&client).await;
-    // Another authority, no certificate, no TLS there at all: refused in time, told
-    // why, and never plain.
+    // Another authority, no certificate, no TLS there at all, TLS where none was
+    // expected: refused in time, told why, and never plain.
     let plain =
         format!("rediss://localhost:{}?tls_ca={ca}&tls_cert={cert}&tls_key={key}", server.port());
     for client in [
         with(&format!("tls_cert={cert}&tls_key={key}")),
         with(&format!("tls_ca={ca}")),
         Dlock::connect_lazy(&plain),
+        Dlock::connect_lazy(&format!("redis://localhost:{port}")),
     ] {
         let lock = client.expect("a client").mutex("a").wait(Duration::from_secs(1));
         let error = lock.lock().await.expect_err("refused");
@@ -255,6 +260,8 @@ async fn tls_with_an_authority_and_a_client_certificate_of_ones_own() {
     assert!(error.to_string().contains("/nowhere"), "{error}");
     let error = Dlock::connect_lazy(&format!("{}?tls_ca={ca}", server.url())).expect_err("plain");
     assert!(error.to_string().contains("rediss://"), "{error}");
+    drop(client);
+    server.assert_nothing_left().await;
 }
 
 /// The script decides as the fence in process does, up to the highest token.

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use self::queue::{Queue, Sent};
 use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
 use crate::beside::Extensions;
-use crate::claim::{Attempt, Claim, Holder, Release, Released, Renewed};
+use crate::claim::{Answer, Attempt, Claim, Holder, Release, Released, Renewed, Request};
 use crate::clock::{Clock, Moment};
 use crate::error::Result;
 use crate::key::Key;
@@ -73,8 +73,15 @@ impl Memory {
 
     /// Runs one operation on the queue and delivers the notices it makes.
     fn run<T>(&self, operation: impl FnOnce(&mut Queue, Moment, &mut Vec<Sent>) -> T) -> T {
+        self.run_at(self.store.clock.now(), operation)
+    }
+
+    fn run_at<T>(
+        &self,
+        now: Moment,
+        operation: impl FnOnce(&mut Queue, Moment, &mut Vec<Sent>) -> T,
+    ) -> T {
         let mut sent = Vec::new();
-        let now = self.store.clock.now();
         let result = operation(&mut self.store.queue.lock(), now, &mut sent);
         for Sent { client, key, owner, notice } in sent {
             let listener = self.store.listeners.lock().get(&client).cloned();
@@ -137,6 +144,16 @@ impl Backend for Memory {
 
     fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<Released>> {
         Call::answered(Ok(self.run(|queue, now, sent| queue.release(now, lease, how, sent))))
+    }
+
+    fn in_place(&self, request: &Request, now: Moment) -> Answer {
+        self.run_at(now, |queue, now, sent| match request {
+            Request::Acquire(claim) => Answer::Acquire(Ok(queue.acquire(now, claim, sent))),
+            Request::Renew(lease) => Answer::Renew(Ok(queue.renew(now, lease, sent))),
+            Request::Release(lease, how) => {
+                Answer::Release(Ok(queue.release(now, lease, *how, sent)))
+            }
+        })
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {

@@ -14,10 +14,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{Core, Order};
-use crate::backend::Backend;
 use crate::claim::{Answer, Request};
 use crate::engine::CallId;
-use crate::error::{Error, ErrorKind};
 
 /// How many batches are under way: one is worked on by the backend while the
 /// next is on its way.
@@ -94,7 +92,7 @@ async fn carry(core: Arc<Core>) {
         let made = tokio::time::timeout(core.call_timeout, made).await;
         let mut answers = made.unwrap_or_default().into_iter();
         for (Placed { shard, call }, request) in places.into_iter().zip(requests) {
-            let answer = answers.next().unwrap_or_else(|| unanswered(&request));
+            let answer = answers.next().unwrap_or_else(|| request.unanswered());
             core.answered(shard, call, answer);
         }
     }
@@ -107,11 +105,11 @@ async fn make_one(core: Arc<Core>, place: Placed, request: Request) {
             Request::Release(claim, how) => {
                 Answer::Release(core.backend.release(claim, *how).await)
             }
-            Request::Renew(_) => unanswered(&request), // renewals are made together
+            Request::Renew(_) => request.unanswered(), // renewals are made together
         }
     };
     let made = tokio::time::timeout(core.call_timeout, made).await;
-    let answer = made.unwrap_or_else(|_| unanswered(&request));
+    let answer = made.unwrap_or_else(|_| request.unanswered());
     core.answered(place.shard, place.call, answer);
 }
 
@@ -119,26 +117,8 @@ async fn renew(core: Arc<Core>, places: Vec<Placed>, leases: Vec<Arc<crate::Clai
     let made = tokio::time::timeout(core.call_timeout, core.backend.renew(&leases)).await;
     let mut answers = made.unwrap_or_default().into_iter();
     for (Placed { shard, call }, lease) in places.into_iter().zip(leases) {
-        let silence = || unanswered(&Request::Renew(lease));
+        let silence = || Request::Renew(lease).unanswered();
         let answer = answers.next().map_or_else(silence, Answer::Renew);
         core.answered(shard, call, answer);
     }
-}
-
-fn unanswered(request: &Request) -> Answer {
-    let error = Error::new(ErrorKind::Unknown, request.operation());
-    request.failed(error.saying("the backend did not answer in time"))
-}
-
-/// The answer of a backend that does not wait for anything.
-pub(super) fn in_place(backend: &dyn Backend, request: &Request) -> Answer {
-    let answer = match request {
-        Request::Acquire(claim) => backend.acquire(claim).now().map(Answer::Acquire),
-        Request::Release(claim, how) => backend.release(claim, *how).now().map(Answer::Release),
-        Request::Renew(claim) => {
-            let answers = backend.renew(std::slice::from_ref(claim)).now();
-            answers.and_then(|answers| answers.into_iter().next()).map(Answer::Renew)
-        }
-    };
-    answer.unwrap_or_else(|| unanswered(request))
 }
