@@ -16,12 +16,12 @@
 //! those of the macro (`mixed_site`): the body cannot see them. What the user
 //! wrote keeps its spans, and appears once.
 
-use proc_macro2::{Group, Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Span, TokenStream};
 use quote::{quote, quote_spanned};
-use syn::spanned::Spanned as _;
 
 use crate::function::{Body, Function};
-use crate::validate::{Claim, KeySource, Plan, Setting};
+use crate::terms::renamed;
+use crate::validate::{Claim, Plan};
 
 pub(crate) fn function(function: &Function, body: &Body, plan: &Plan) -> TokenStream {
     let code = plan.code(body);
@@ -32,7 +32,7 @@ impl Plan {
     fn code(&self, body: &Body) -> TokenStream {
         let rename = |tokens| if body.renamed_self { renamed(tokens) } else { tokens };
         let (taken, work) = (rename(self.taken()), self.work(body));
-        let (busy, failed) = (self.busy(body).map(rename), rename(self.failed(body)));
+        let (busy, failed) = (self.terms.busy(body).map(rename), rename(self.terms.failed(body)));
         quote_spanned! {Span::mixed_site()=>
             let error = match #taken {
                 ::core::result::Result::Ok(held) => { #work }
@@ -45,32 +45,10 @@ impl Plan {
 
     /// The guard, or why there is none.
     fn taken(&self) -> TokenStream {
-        let Plan { core, client, settings, .. } = self;
+        let locked = quote_spanned!(Span::mixed_site()=> lock.lock().await);
         let claim = self.claim();
-        let calls = settings.iter().map(|Setting { method, argument }| quote!(.#method(#argument)));
-        let lock = quote_spanned!(Span::mixed_site()=> client #claim #(#calls)*);
-        let taken = match client {
-            // The borrow of the client ends before the wait begins.
-            Some(expr) => {
-                let borrowed = quote_spanned!(expr.span()=> &#expr);
-                quote_spanned! {Span::mixed_site()=> {
-                    let lock = {
-                        let client: &#core::Dlock = #borrowed;
-                        #lock
-                    };
-                    lock.lock().await
-                }}
-            }
-            None => quote_spanned! {Span::mixed_site()=>
-                match #core::global() {
-                    ::core::result::Result::Ok(client) => {
-                        let lock = #lock;
-                        lock.lock().await
-                    }
-                    ::core::result::Result::Err(error) => ::core::result::Result::Err(error),
-                }
-            },
-        };
+        let made = quote_spanned!(Span::mixed_site()=> client #claim);
+        let taken = self.terms.with_client(&made, &locked);
         match &self.when {
             None => taken,
             Some(when) => quote_spanned! {Span::mixed_site()=>
@@ -86,55 +64,41 @@ impl Plan {
     fn claim(&self) -> TokenStream {
         match &self.claim {
             Claim::Exclusive(key) => {
-                let key = self.key(key);
+                let key = key.expand(&self.terms.core);
                 quote!(.mutex(#key))
             }
             Claim::Shared(key) => {
-                let key = self.key(key);
+                let key = key.expand(&self.terms.core);
                 quote!(.rwlock(#key).read())
             }
             Claim::Permits { key, take, of } => {
-                let key = self.key(key);
+                let key = key.expand(&self.terms.core);
                 let take = take.as_ref().map_or_else(|| quote!(1), |take| quote!(#take));
                 quote!(.semaphore(#key, #of).take(#take))
             }
             Claim::AllOf(keys) => {
-                let core = &self.core;
-                let keys = keys.iter().map(|key| self.key(key));
+                let core = &self.terms.core;
+                let keys = keys.iter().map(|key| key.expand(core));
                 quote!(.all_of([#(#core::IntoKey::into_key(#keys)),*]))
             }
             Claim::AllIn(keys) => quote!(.all_of(#keys)),
         }
     }
 
-    fn key(&self, source: &KeySource) -> TokenStream {
-        match source {
-            KeySource::Template(template) => template.expand(&self.core),
-            KeySource::Expr(expr) => quote!(#expr),
-        }
-    }
-
     /// Runs the body under `held`; its value is returned, what is left is why there
     /// is none.
     fn work(&self, body: &Body) -> TokenStream {
-        let Body { under, output, output_span, .. } = body;
+        let under = &body.under;
         let guard = self.guard.as_ref().map(|guard| match self.when {
             None => quote_spanned!(Span::mixed_site()=> let #guard = &held;),
             Some(_) => {
                 quote_spanned!(Span::mixed_site()=> let #guard = ::core::option::Option::as_ref(&held);)
             }
         });
-        // Never taken; from it rustc knows what the body returns, so that a
-        // mistake in the body is shown there.
-        let hint = quote_spanned! {output_span.resolved_at(Span::mixed_site())=>
-            if let ::core::option::Option::Some(value) = ::core::option::Option::None::<#output> {
-                #[allow(unreachable_code)]
-                return value;
-            }
-        };
+        let hint = body.hint();
         let future = quote!(async move { #hint #under });
-        let run = Ident::new(if self.finish { "run_to_end" } else { "run" }, Span::mixed_site());
-        let done = match (&self.when, self.finish) {
+        let (finish, run) = (self.terms.finish, self.terms.run());
+        let done = match (&self.when, finish) {
             (None, _) => quote_spanned!(Span::mixed_site()=> held.#run(#future).await),
             (Some(_), finish) => {
                 let alone = if finish {
@@ -151,7 +115,7 @@ impl Plan {
                 }}
             }
         };
-        if self.finish {
+        if finish {
             return quote_spanned!(Span::mixed_site()=> #guard return #done;);
         }
         quote_spanned! {Span::mixed_site()=>
@@ -162,43 +126,4 @@ impl Plan {
             }
         }
     }
-
-    fn busy(&self, body: &Body) -> Option<TokenStream> {
-        let handled = self.handled(self.on_busy.as_ref()?, body);
-        Some(quote_spanned! {Span::mixed_site()=>
-            ::core::result::Result::Err(error) if error.kind().is_busy() => return #handled,
-        })
-    }
-
-    fn failed(&self, body: &Body) -> TokenStream {
-        let Body { output, output_span, .. } = body;
-        let core = &self.core;
-        match &self.on_error {
-            Some(handler) => self.handled(handler, body),
-            None => quote_spanned! {output_span.resolved_at(Span::mixed_site())=>
-                <#output as #core::Fallible>::from_error(error)
-            },
-        }
-    }
-
-    fn handled(&self, handler: &syn::Expr, body: &Body) -> TokenStream {
-        let (core, output) = (&self.core, &body.output);
-        quote_spanned!(Span::mixed_site()=> #core::__private::handled::<#output>(error, #handler))
-    }
-}
-
-/// With `__self` for `self`, as `#[async_trait]` calls it.
-fn renamed(tokens: TokenStream) -> TokenStream {
-    let rename = |token| match token {
-        TokenTree::Ident(ident) if ident == "self" => {
-            TokenTree::Ident(Ident::new("__self", ident.span()))
-        }
-        TokenTree::Group(group) => {
-            let mut inner = Group::new(group.delimiter(), renamed(group.stream()));
-            inner.set_span(group.span());
-            TokenTree::Group(inner)
-        }
-        token => token,
-    };
-    tokens.into_iter().map(rename).collect()
 }

@@ -1,21 +1,25 @@
-//! The macros of `dlock-core`, which re-exports them: depend on that crate, not
-//! on this one.
+//! The macros of `dlock-core` and `dlock-segment`, which re-export them: depend on
+//! those crates, not on this one.
 
 mod args;
 mod expand;
 mod function;
 mod paths;
+mod segmented;
+mod settings;
 mod template;
+mod terms;
 mod validate;
+mod values;
 
 use proc_macro::TokenStream;
+use proc_macro2::Ident;
 use quote::ToTokens as _;
 use syn::parse_macro_input;
 
 use crate::args::{Args, Faults};
-use crate::function::Function;
+use crate::function::{Body, Function};
 use crate::template::Template;
-use crate::validate::{OPTIONS, Plan};
 
 /// Makes a `Key` from a template, escaping every value, so that no value can
 /// name another key.
@@ -102,8 +106,66 @@ pub fn key(input: TokenStream) -> TokenStream {
 /// `name`; `crate`. Each has its example in `docs/attribute.md` of the repository.
 #[proc_macro_attribute]
 pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
+    let options = validate::OPTIONS;
+    annotated(args, item, options, validate::Plan::new, expand::function)
+}
+
+/// Runs an async function under the lock of one segment of something hot, and again
+/// on the next segment for as long as it says that this one is dry.
+///
+/// ```
+/// use dlock_core::{Error, testing};
+/// use dlock_segment::{Take, segmented_lock};
+///
+/// # async fn take_one(column: usize, token: u64) -> Option<u64> { (column == 3).then_some(token) }
+/// #[segmented_lock(key = "stock:{sku}", segments = 20)]
+/// async fn take(sku: &str) -> Result<Take<u64>, Error> {
+///     let row = take_one(segment.index(), guard.token().get()).await;
+///     Ok(row.map_or(Take::Dry, Take::Done))
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> { testing::scope(async {
+/// match take("phone").await? {
+///     Take::Done(row) => println!("got {row}"),
+///     Take::Dry => println!("every segment is dry"),
+/// }
+/// # Ok(()) }).await }
+/// ```
+///
+/// The body sees `segment`, a `&Segment`, and `guard`, a `&Guard`, under these
+/// names or others. It starts at a random segment, passes over busy ones while
+/// others are free, and tries last what was found dry a moment ago. Since it may run
+/// once for each segment it borrows the arguments: one that it moves away does not
+/// compile. Loss of the lock, a cancelled caller and a panic: as for
+/// `#[distributed_lock]`.
+///
+/// # Errors
+/// The function returns a `Result<Take<T>, E>` with `E: From<dlock_core::Error>`, or
+/// a `Take<T>` and has an `on_error`. What it returns is what the body said last:
+/// `Take::Dry` means that every segment was. `TimedOut` if all that were left stayed
+/// busy for the wait.
+///
+/// # Options
+/// `key` (a template or an expression); `segments` (a number, or names with weights);
+/// `segment`, `guard` (other names for them); `prefer`; `dry_for`; `client`; `ttl`,
+/// `wait`, `max_hold`; `policy`; `on_busy`, `on_error`; `on_lost`; `name`; `crate`.
+/// Each has its example in `docs/inventory.md` of the repository.
+#[proc_macro_attribute]
+pub fn segmented_lock(args: TokenStream, item: TokenStream) -> TokenStream {
+    let options = segmented::OPTIONS;
+    annotated(args, item, options, segmented::Plan::new, segmented::function)
+}
+
+/// The function with a lock around its body; or as it is, with what is wrong.
+fn annotated<P>(
+    args: TokenStream,
+    item: TokenStream,
+    options: &[&str],
+    plan: fn(Args, &[Ident], &mut Faults) -> Option<P>,
+    expand: fn(&Function, &Body, &P) -> proc_macro2::TokenStream,
+) -> TokenStream {
     let mut faults = Faults::default();
-    let args = Args::parse(args.into(), OPTIONS, &mut faults);
+    let args = Args::parse(args.into(), options, &mut faults);
     let function = match syn::parse::<Function>(item.clone()) {
         Ok(function) => function,
         Err(error) => {
@@ -113,9 +175,9 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     };
     let body = function.body(&mut faults);
     let names = body.as_ref().map_or_else(|| function.arguments(), |body| body.names.clone());
-    let plan = Plan::new(args, &names, &mut faults);
+    let plan = plan(args, &names, &mut faults);
     match (body, plan) {
-        (Some(body), Some(plan)) => expand::function(&function, &body, &plan).into(),
+        (Some(body), Some(plan)) => expand(&function, &body, &plan).into(),
         _ => {
             let mut tokens = faults.into_tokens();
             function.to_tokens(&mut tokens);

@@ -6,12 +6,21 @@ use quote::quote;
 
 /// The path of `dlock-core`, under the name the calling crate gave it.
 pub(crate) fn core() -> TokenStream {
-    let name = match crate_name("dlock-core") {
+    of("dlock-core", "dlock_core")
+}
+
+/// The path of `dlock-segment`, likewise.
+pub(crate) fn segment() -> TokenStream {
+    of("dlock-segment", "dlock_segment")
+}
+
+fn of(package: &str, lib: &str) -> TokenStream {
+    let name = match crate_name(package) {
         Ok(FoundCrate::Name(name)) => name,
         // Itself: its doctests, tests and examples know it by this name only, and
         // its lib calls itself so by `extern crate self`. Not found: a build
         // without Cargo, a build script; if it really is missing, rustc says so.
-        Ok(FoundCrate::Itself) | Err(_) => "dlock_core".to_owned(),
+        Ok(FoundCrate::Itself) | Err(_) => lib.to_owned(),
     };
     let name = Ident::new(&name, Span::call_site());
     quote!(::#name)

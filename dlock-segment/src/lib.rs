@@ -5,6 +5,7 @@
 //! - [`Inventory`]: the count of a flash sale, kept by the store of the locks:
 //!   never below zero, each operation once, many requests in few round trips.
 
+mod attribute;
 mod dry;
 mod error;
 mod inventory;
@@ -13,6 +14,7 @@ mod plant;
 #[doc(hidden)]
 pub mod store;
 
+pub use attribute::Takes;
 pub use error::{Error, Operation, Result};
 pub use inventory::{
     Audit, Builder, Deduct, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
@@ -23,6 +25,16 @@ pub use lock::{MAX_SEGMENTS, Segment, SegmentedLock, Segments, Take};
 #[doc(hidden)]
 pub use plant::Plant;
 pub use store::{Durability, Effect, Entry};
+
+#[cfg(feature = "macros")]
+pub use dlock_macros::segmented_lock;
+
+/// What expanded macros use.
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::attribute::{Split, split};
+    pub use dlock_core as core;
+}
 
 /// The examples of the documents compile and run.
 #[cfg(doctest)]

@@ -1,0 +1,120 @@
+//! What `#[segmented_lock]` asks of the types around it. The rest of what it
+//! expands to are calls that code by hand would make too.
+
+use dlock_core::{Dlock, IntoKey};
+
+use crate::lock::{SegmentedLock, Take};
+
+/// What a function under `#[segmented_lock]` can return: something that says
+/// whether the segment was dry.
+///
+/// That is a [`Take`], and every `Result` of one. Implement it for a type of your
+/// own to return that:
+///
+/// ```
+/// use dlock_core::{Error, Fallible, testing};
+/// use dlock_segment::{Takes, segmented_lock};
+///
+/// #[derive(Debug, PartialEq)]
+/// enum Reply { Row(usize), SoldOut, TryLater }
+///
+/// impl Takes for Reply {
+///     fn is_dry(&self) -> bool {
+///         *self == Reply::SoldOut
+///     }
+///     fn dry() -> Self {
+///         Reply::SoldOut
+///     }
+/// }
+///
+/// impl Fallible for Reply {
+///     fn from_error(_: Error) -> Self {
+///         Reply::TryLater
+///     }
+/// }
+///
+/// #[segmented_lock(key = "stock:{sku}", segments = 2)]
+/// async fn take(sku: u64, full: Option<usize>) -> Reply {
+///     if full == Some(segment.index()) { Reply::Row(segment.index()) } else { Reply::SoldOut }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// # testing::scope(async {
+/// assert_eq!(take(7, Some(1)).await, Reply::Row(1));
+/// assert_eq!(take(7, None).await, Reply::SoldOut); // each of the two is
+/// # }).await }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot say that a segment is dry",
+    label = "neither done nor dry",
+    note = "return a `Result<Take<T>, E>` with `E: From<dlock_core::Error>`",
+    note = "or a `Take<T>`, and add `on_error = |error| ..` to the attribute"
+)]
+pub trait Takes {
+    /// Whether this segment had nothing, so that the next one is tried.
+    fn is_dry(&self) -> bool;
+
+    /// What is returned when every segment was dry.
+    fn dry() -> Self;
+}
+
+impl<T> Takes for Take<T> {
+    fn is_dry(&self) -> bool {
+        matches!(self, Take::Dry)
+    }
+
+    fn dry() -> Self {
+        Take::Dry
+    }
+}
+
+impl<T: Takes, E> Takes for Result<T, E> {
+    fn is_dry(&self) -> bool {
+        self.as_ref().is_ok_and(T::is_dry)
+    }
+
+    fn dry() -> Self {
+        Ok(T::dry())
+    }
+}
+
+/// What `segments` of the attribute can be.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is neither a number of segments nor their names and weights",
+    label = "not `segments`",
+    note = "a number is a `u32`; names and weights are an array, a slice or a `Vec` of `(name, u32)`"
+)]
+pub trait Split {
+    fn split(self, dlock: &Dlock, key: impl IntoKey) -> SegmentedLock;
+}
+
+impl Split for u32 {
+    fn split(self, dlock: &Dlock, key: impl IntoKey) -> SegmentedLock {
+        SegmentedLock::new(dlock, key, self)
+    }
+}
+
+impl<N: Into<String>, const COUNT: usize> Split for [(N, u32); COUNT] {
+    fn split(self, dlock: &Dlock, key: impl IntoKey) -> SegmentedLock {
+        SegmentedLock::named(dlock, key, self)
+    }
+}
+
+impl<N: Into<String>> Split for Vec<(N, u32)> {
+    fn split(self, dlock: &Dlock, key: impl IntoKey) -> SegmentedLock {
+        SegmentedLock::named(dlock, key, self)
+    }
+}
+
+impl<N: Into<String> + Clone> Split for &[(N, u32)] {
+    fn split(self, dlock: &Dlock, key: impl IntoKey) -> SegmentedLock {
+        SegmentedLock::named(dlock, key, self.iter().cloned())
+    }
+}
+
+/// The lock of an annotated function.
+#[doc(hidden)]
+pub fn split(dlock: &Dlock, key: impl IntoKey, segments: impl Split) -> SegmentedLock {
+    segments.split(dlock, key)
+}
