@@ -107,8 +107,8 @@ impl Key {
     }
 
     /// The template or, for a key made from a text, an empty string.
-    #[cfg(feature = "metrics")]
-    pub(crate) fn template(&self) -> &'static str {
+    #[doc(hidden)]
+    pub fn template(&self) -> &'static str {
         self.0.template
     }
 }

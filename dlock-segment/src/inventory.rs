@@ -6,7 +6,6 @@ mod builder;
 mod checks;
 mod combiner;
 mod front;
-mod observe;
 mod outcome;
 mod request;
 
@@ -29,6 +28,7 @@ pub use self::outcome::{
 };
 pub use self::request::{Deduct, Refunding, ReservationHandle, Reserve, Restock};
 use crate::error::{Error, Result};
+use crate::observe;
 use crate::store::{Answer, Ask, Change, Durability, Entry, Id, Sale, Store, View};
 
 /// The longest operation id or buyer's id, in bytes.

@@ -10,6 +10,7 @@ mod dry;
 mod error;
 mod inventory;
 mod lock;
+mod observe;
 mod plant;
 #[doc(hidden)]
 pub mod store;

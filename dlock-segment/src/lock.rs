@@ -12,17 +12,22 @@
 //! stuck behind two holders that take long. Which segments are dry is known to
 //! all locks of the same key and client.
 
+mod layout;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{Dlock, Error, ErrorKind, Guard, IntoKey, Key, Mutex, Operation, Result};
+use dlock_core::{Dlock, Error, Guard, IntoKey, Mutex, Result};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use rand::RngExt as _;
 use tokio::time::Instant;
 
+pub use self::layout::Segment;
+use self::layout::{Layout, Place};
 use crate::dry::DryMemory;
+use crate::observe;
 
 /// The most segments of a lock or a sale.
 pub const MAX_SEGMENTS: u32 = 4096;
@@ -33,6 +38,8 @@ const FIRST_WAITED_FOR: usize = 2;
 const WIDEN: Duration = Duration::from_millis(250);
 /// For how long it is remembered that a segment was dry, unless set otherwise.
 const DRY_FOR: Duration = Duration::from_secs(1);
+/// What is longer is as good as for ever, and no clock can count it.
+const DRY_FOR_AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A lock over something that is split in segments, such as the columns
 /// `stock_01` to `stock_20` of a row.
@@ -64,62 +71,21 @@ pub struct SegmentedLock {
     options: Options,
 }
 
-/// The key and its segments.
-struct Layout {
-    key: Key,
-    segments: Vec<Segment>,
-    locks: Vec<Key>,
-}
-
 #[derive(Clone)]
 struct Options {
     ttl: Option<Duration>,
     wait: Option<Option<Duration>>,
+    policy: Option<String>,
     max_hold: Option<Duration>,
+    name: Option<&'static str>,
     tags: Vec<(String, String)>,
     dry_for: Duration,
     preferred: Option<String>,
 }
 
-/// One segment.
-#[derive(Clone)]
-pub struct Segment(Arc<Place>);
-
-struct Place {
-    index: usize,
-    name: Option<Box<str>>,
-    weight: u32,
-}
-
-impl Segment {
-    /// Its number, from 0.
-    pub fn index(&self) -> usize {
-        self.0.index
-    }
-
-    /// Its name, if the segments have names.
-    pub fn name(&self) -> Option<&str> {
-        self.0.name.as_deref()
-    }
-
-    /// How often it comes first, compared to the others.
-    pub fn weight(&self) -> u32 {
-        self.0.weight
-    }
-}
-
-impl fmt::Debug for Segment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Segment({}", self.index())?;
-        if let Some(name) = self.name() {
-            write!(f, " {name}")?;
-        }
-        f.write_str(")")
-    }
-}
-
-/// What came of the work on one segment.
+/// What came of the work on one segment; from `#[segmented_lock]`, on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it may be dry"]
 pub enum Take<T> {
     /// It is done; no other segment is tried.
     Done(T),
@@ -127,11 +93,22 @@ pub enum Take<T> {
     Dry,
 }
 
+impl<T> Take<T> {
+    /// The value, if it is done: `take(sku).await?.done().ok_or(SoldOut)`.
+    pub fn done(self) -> Option<T> {
+        match self {
+            Take::Done(value) => Some(value),
+            Take::Dry => None,
+        }
+    }
+}
+
 impl SegmentedLock {
     /// A lock of so many equal segments. What is wrong with the key or the number
     /// is told when a segment is picked.
     pub fn new(dlock: &Dlock, key: impl IntoKey, segments: u32) -> Self {
-        let places = (0..segments.min(MAX_SEGMENTS + 1)).map(|_| (None, 1)).collect();
+        let places =
+            (0..segments.min(MAX_SEGMENTS + 1)).map(|_| Place { name: None, weight: 1 }).collect();
         Self::with_places(dlock, key, places)
     }
 
@@ -153,17 +130,19 @@ impl SegmentedLock {
         segments: impl IntoIterator<Item = (N, u32)>,
     ) -> Self {
         let most = MAX_SEGMENTS as usize + 1;
-        let places =
-            segments.into_iter().take(most).map(|(name, weight)| (Some(name.into()), weight));
-        Self::with_places(dlock, key, places.collect())
+        let place = |(name, weight): (N, u32)| Place { name: Some(name.into().into()), weight };
+        let places = segments.into_iter().take(most).map(place).collect();
+        Self::with_places(dlock, key, places)
     }
 
-    fn with_places(dlock: &Dlock, key: impl IntoKey, places: Vec<(Option<String>, u32)>) -> Self {
+    fn with_places(dlock: &Dlock, key: impl IntoKey, places: Vec<Place>) -> Self {
         let layout = key.into_key().and_then(|key| Layout::new(key, places)).map(Arc::new);
         let options = Options {
             ttl: None,
             wait: None,
+            policy: None,
             max_hold: None,
+            name: None,
             tags: Vec::new(),
             dry_for: DRY_FOR,
             preferred: None,
@@ -196,6 +175,20 @@ impl SegmentedLock {
         self
     }
 
+    /// Takes ttl and wait from the client's configuration, as far as that has a
+    /// policy of this name; they override those given here.
+    pub fn policy(mut self, name: impl Into<String>) -> Self {
+        self.options.policy = Some(name.into());
+        self
+    }
+
+    /// The name under which logs, errors and metrics show the locks, instead of
+    /// the key's template.
+    pub fn name(mut self, name: &'static str) -> Self {
+        self.options.name = Some(name);
+        self
+    }
+
     /// Something for operators to see beside the holder. Not for secrets.
     pub fn tag(mut self, name: impl Into<String>, value: impl ToString) -> Self {
         self.options.tags.push((name.into(), value.to_string()));
@@ -209,7 +202,8 @@ impl SegmentedLock {
     }
 
     /// The segment of this name, or number, comes first, unless it is known to be
-    /// dry or is busy while another is free.
+    /// dry or is busy while another is free. One that is not there is no
+    /// preference.
     pub fn prefer(mut self, segment: impl ToString) -> Self {
         self.options.preferred = Some(segment.to_string());
         self
@@ -293,62 +287,6 @@ impl fmt::Debug for SegmentedLock {
     }
 }
 
-impl Layout {
-    fn new(key: Key, places: Vec<(Option<String>, u32)>) -> Result<Self> {
-        let invalid = |what: String| {
-            Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(&key).saying(what))
-        };
-        if places.is_empty() || places.len() > MAX_SEGMENTS as usize {
-            return invalid(format!("a segmented lock has 1 to {MAX_SEGMENTS} segments"));
-        }
-        let mut names: Vec<&str> = places.iter().filter_map(|(name, _)| name.as_deref()).collect();
-        names.sort_unstable();
-        if names.windows(2).any(|pair| pair[0] == pair[1]) {
-            return invalid("two segments have the same name".into());
-        }
-        if places.iter().all(|(_, weight)| *weight == 0) {
-            return invalid("every segment has the weight 0; give one of them more".into());
-        }
-        let lock_of = |(index, (name, _)): (usize, &(Option<String>, u32))| match name {
-            Some(name) => key.part(name),
-            None => key.part(&index.to_string()),
-        };
-        let locks = places.iter().enumerate().map(lock_of).collect::<Result<_>>()?;
-        let segment = |(index, (name, weight)): (usize, (Option<String>, u32))| {
-            Segment(Arc::new(Place { index, name: name.map(Into::into), weight }))
-        };
-        let segments = places.into_iter().enumerate().map(segment).collect();
-        Ok(Layout { key, segments, locks })
-    }
-
-    /// Every segment once: the preferred one, then one drawn by weight, then on
-    /// from there.
-    fn order(&self, preferred: Option<&str>) -> Vec<usize> {
-        let segments = &self.segments;
-        let weights = segments.iter().map(|segment| u64::from(segment.weight()));
-        let mut drawn = rand::rng().random_range(0..weights.clone().sum());
-        let mut start = 0;
-        for (index, weight) in weights.enumerate() {
-            start = index;
-            if drawn < weight {
-                break;
-            }
-            drawn -= weight;
-        }
-        let mut order: Vec<usize> = (start..segments.len()).chain(0..start).collect();
-        let is_preferred = |segment: &Segment, wanted: &str| match segment.name() {
-            Some(name) => name == wanted,
-            None => segment.index().to_string() == wanted,
-        };
-        if let Some(wanted) = preferred
-            && let Some(at) = order.iter().position(|&at| is_preferred(&segments[at], wanted))
-        {
-            order[..=at].rotate_right(1);
-        }
-        order
-    }
-}
-
 /// A pass over the segments of a [`SegmentedLock`]: each at most once.
 pub struct Segments {
     lock: SegmentedLock,
@@ -408,8 +346,9 @@ impl Segments {
     /// The segment offered last had nothing: it is tried last for a while.
     pub fn dry(&mut self) {
         if let (Some(index), Ok(layout)) = (self.current.take(), &self.lock.layout) {
-            let until = Instant::now() + self.lock.options.dry_for;
+            let until = Instant::now() + self.lock.options.dry_for.min(DRY_FOR_AT_MOST);
             self.dry.remember(&layout.key, index, until);
+            observe::dry(&layout.key, self.lock.options.name, &layout.segments[index]);
         }
     }
 }
@@ -424,7 +363,7 @@ impl fmt::Debug for Segments {
 
 impl SegmentedLock {
     fn mutex(&self, layout: &Layout, index: usize) -> Mutex {
-        let Options { ttl, wait, max_hold, tags, .. } = &self.options;
+        let Options { ttl, wait, policy, max_hold, name, tags, .. } = &self.options;
         let mut mutex = self.dlock.mutex(&layout.locks[index]);
         if let Some(ttl) = ttl {
             mutex = mutex.ttl(*ttl);
@@ -434,8 +373,14 @@ impl SegmentedLock {
             Some(None) => mutex.wait_unlimited(),
             None => mutex,
         };
+        if let Some(policy) = policy {
+            mutex = mutex.policy(policy);
+        }
         if let Some(max_hold) = max_hold {
             mutex = mutex.max_hold(*max_hold);
+        }
+        if let Some(name) = name {
+            mutex = mutex.name(name);
         }
         tags.iter().fold(mutex, |mutex, (name, value)| mutex.tag(name, value))
     }

@@ -15,6 +15,9 @@ use super::outcome::SoldOut;
 use crate::error::{Error, Result};
 use crate::store::{Answer, View};
 
+/// What is longer is as good as for ever, and no clock can count it.
+const AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 #[derive(Default)]
 pub(crate) struct Front {
     raised: AtomicBool,
@@ -72,7 +75,7 @@ impl Front {
         if *answer == Answer::SoldOut && !age.is_zero() {
             let said = SoldOut::of(view);
             let now = Instant::now();
-            let lasts = said.next_expiry.map_or(age, |left| left.min(age));
+            let lasts = said.next_expiry.map_or(age, |left| left.min(age)).min(AT_MOST);
             let available = view.available;
             *self.flag.lock() = Some(Flag { available, until: now + lasts, said, at: now });
             self.raised.store(true, Ordering::Release);

@@ -1,14 +1,36 @@
-//! What can be seen of a sale, as in `dlock_core::observe`: events of the target
-//! `dlock::stock`, and with the feature `metrics` the counters
+//! What can be seen of segments and sales, as in `dlock_core::observe`.
+//!
+//! | target | event | level | fields |
+//! |---|---|---|---|
+//! | `dlock::segment` | `dry` | debug | `key`, `segment` |
+//! | `dlock::stock` | `answered` | debug | `sale`, `answer`, `available` |
+//! | `dlock::stock` | `failed` | debug | `sale`, `error` |
+//! | `dlock::stock` | `unknown` | warn | `sale`, `error` |
+//! | `dlock::stock` | `changed` | info | `sale`, `change` |
+//!
+//! With the feature `metrics` the counters `dlock_segment_dry_total` (with `lock`),
 //! `dlock_stock_answers_total` (with `sale` and `answer`), `dlock_stock_units_total`
-//! (with `sale` and `effect`) and `dlock_stock_unknown_total`.
+//! (with `sale` and `effect`) and `dlock_stock_unknown_total` (with `sale`). What is
+//! shown of a key is as there: never its values.
 
 use dlock_core::Key;
 
 use crate::error::{Error, Result};
+use crate::lock::Segment;
 use crate::store::{Answer, Change, Fate, View};
 
-pub(super) fn answered(key: &Key, answered: &Result<(View, Answer)>) {
+/// A segment of a lock had nothing.
+pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
+    tracing::debug!(
+        target: "dlock::segment",
+        key = name.unwrap_or(key.label()), segment = segment.index(), "dry"
+    );
+    #[cfg(feature = "metrics")]
+    metrics::counter!("dlock_segment_dry_total", "lock" => name.unwrap_or(template(key)))
+        .increment(1);
+}
+
+pub(crate) fn answered(key: &Key, answered: &Result<(View, Answer)>) {
     match answered {
         Ok((view, answer)) => {
             tracing::debug!(
@@ -27,7 +49,7 @@ pub(super) fn answered(key: &Key, answered: &Result<(View, Answer)>) {
     count(key, answered);
 }
 
-pub(super) fn changed(key: &Key, change: &Change) {
+pub(crate) fn changed(key: &Key, change: &Change) {
     tracing::info!(target: "dlock::stock", sale = key.label(), ?change, "changed");
 }
 
@@ -61,13 +83,12 @@ fn word(answer: &Answer) -> &'static str {
 fn count(key: &Key, answered: &Result<(View, Answer)>) {
     use metrics::counter;
 
-    // The template or the name; a plain text may be one of very many.
-    let sale = if key.label() == key.as_str() { "unnamed" } else { key.label() }.to_owned();
+    let sale = template(key);
     match answered {
         Ok((_, answer)) => {
             let word = word(answer);
             if let Answer::Found(record) = answer {
-                counter!("dlock_stock_units_total", "sale" => sale.clone(), "effect" => word)
+                counter!("dlock_stock_units_total", "sale" => sale, "effect" => word)
                     .increment(record.quantity);
             }
             counter!("dlock_stock_answers_total", "sale" => sale, "answer" => word).increment(1);
@@ -76,5 +97,14 @@ fn count(key: &Key, answered: &Result<(View, Answer)>) {
             counter!("dlock_stock_unknown_total", "sale" => sale).increment(1);
         }
         Err(_) => {}
+    }
+}
+
+/// The template or the name; a plain text may be one of very many.
+#[cfg(feature = "metrics")]
+fn template(key: &Key) -> &'static str {
+    match key.template() {
+        "" => "unnamed",
+        template => template,
     }
 }
