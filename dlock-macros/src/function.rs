@@ -188,18 +188,18 @@ impl Function {
         }
     }
 
+    /// The function as it is, for rustc and editors; first in its body stands what
+    /// that may refer to.
+    pub(crate) fn as_it_is(&self, first: &TokenStream) -> TokenStream {
+        let body = &self.body;
+        self.with_body(quote!(#first #body))
+    }
+
     fn with_body(&self, code: TokenStream) -> TokenStream {
         let Function { attrs, vis, sig, braces, .. } = self;
         let mut block = Group::new(Delimiter::Brace, code);
         block.set_span(*braces);
         quote!(#(#attrs)* #vis #sig #block)
-    }
-}
-
-/// The function as it is.
-impl ToTokens for Function {
-    fn to_tokens(&self, tokens: &mut TokenStream) {
-        tokens.extend(self.with_body(self.body.clone()));
     }
 }
 

@@ -14,7 +14,6 @@ mod values;
 
 use proc_macro::TokenStream;
 use proc_macro2::Ident;
-use quote::ToTokens as _;
 use syn::parse_macro_input;
 
 use crate::args::{Args, Faults};
@@ -107,7 +106,7 @@ pub fn key(input: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     let options = validate::OPTIONS;
-    annotated(args, item, options, validate::Plan::new, expand::function)
+    annotated(args, item, options, validate::Plan::new, expand::function, Default::default)
 }
 
 /// Runs an async function under the lock of one segment of something hot, and again
@@ -153,7 +152,8 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn segmented_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     let options = segmented::OPTIONS;
-    annotated(args, item, options, segmented::Plan::new, segmented::function)
+    let unbound = segmented::unbound;
+    annotated(args, item, options, segmented::Plan::new, segmented::function, unbound)
 }
 
 /// The function with a lock around its body; or as it is, with what is wrong.
@@ -163,6 +163,7 @@ fn annotated<P>(
     options: &[&str],
     plan: fn(Args, &[Ident], &mut Faults) -> Option<P>,
     expand: fn(&Function, &Body, &P) -> proc_macro2::TokenStream,
+    unbound: fn() -> proc_macro2::TokenStream,
 ) -> TokenStream {
     let mut faults = Faults::default();
     let args = Args::parse(args.into(), options, &mut faults);
@@ -180,7 +181,7 @@ fn annotated<P>(
         (Some(body), Some(plan)) => expand(&function, &body, &plan).into(),
         _ => {
             let mut tokens = faults.into_tokens();
-            function.to_tokens(&mut tokens);
+            tokens.extend(function.as_it_is(&unbound()));
             tokens.into()
         }
     }

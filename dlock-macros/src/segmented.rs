@@ -148,6 +148,15 @@ fn seen(args: &mut Args, option: &str, example: &str, names: &[Ident]) -> syn::R
     Ok(Seen { name: Ident::new(option, Span::call_site()), chosen: false })
 }
 
+/// For a body whose attribute is not understood: it still refers to these.
+pub(crate) fn unbound() -> TokenStream {
+    let (home, call_site) = (paths::segment(), Span::call_site());
+    quote_spanned! {call_site=>
+        let segment: &#home::Segment = ::core::unreachable!();
+        let guard: &#home::__private::core::Guard = ::core::unreachable!();
+    }
+}
+
 impl Seen {
     fn bound_to(&self, value: &TokenStream) -> TokenStream {
         let name = &self.name;

@@ -381,11 +381,12 @@ impl Inventory {
     /// Sends a request, and again under its id for as long as nobody knows what
     /// came of it.
     async fn ask(&self, ask: Ask, id: Option<&Id>) -> Result<(View, Answer)> {
+        let only_looks = matches!(ask, Ask::Look { .. } | Ask::Resolve { .. } | Ask::Extend { .. });
         let answered = self.ask_until_known(ask, id).await;
         if let Ok((view, answer)) = &answered {
             self.shared.front.learn(view, answer, self.sold_out_for);
         }
-        observe::answered(&self.shared.sale.key, &answered);
+        observe::answered(&self.shared.sale.key, &answered, only_looks);
         answered
     }
 

@@ -10,8 +10,10 @@
 //!
 //! With the feature `metrics` the counters `dlock_segment_dry_total` (with `lock`),
 //! `dlock_stock_answers_total` (with `sale` and `answer`), `dlock_stock_units_total`
-//! (with `sale` and `effect`) and `dlock_stock_unknown_total` (with `sale`). What is
-//! shown of a key is as there: never its values.
+//! (with `sale` and `effect`) and `dlock_stock_unknown_total` (with `sale`). Answers
+//! without a round trip are `sold_out_in_front` and `throttled`, which have no
+//! `available`. A request that is repeated under its id counts again. What is shown
+//! of a key is as there: never its values.
 
 use dlock_core::Key;
 
@@ -30,7 +32,8 @@ pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
         .increment(1);
 }
 
-pub(crate) fn answered(key: &Key, answered: &Result<(View, Answer)>) {
+/// The store answered, or did not. Who only looks has no effect that counts.
+pub(crate) fn answered(key: &Key, answered: &Result<(View, Answer)>, only_looks: bool) {
     match answered {
         Ok((view, answer)) => {
             tracing::debug!(
@@ -46,7 +49,16 @@ pub(crate) fn answered(key: &Key, answered: &Result<(View, Answer)>) {
         }
     }
     #[cfg(feature = "metrics")]
-    count(key, answered);
+    count(key, answered, only_looks);
+    #[cfg(not(feature = "metrics"))]
+    let _ = only_looks;
+}
+
+/// Answered without asking the store.
+pub(crate) fn in_front(key: &Key, answer: &'static str) {
+    tracing::debug!(target: "dlock::stock", sale = key.label(), answer, "answered");
+    #[cfg(feature = "metrics")]
+    count_answer(template(key), answer);
 }
 
 pub(crate) fn changed(key: &Key, change: &Change) {
@@ -80,18 +92,25 @@ fn word(answer: &Answer) -> &'static str {
 }
 
 #[cfg(feature = "metrics")]
-fn count(key: &Key, answered: &Result<(View, Answer)>) {
+fn count_answer(sale: &'static str, answer: &'static str) {
+    metrics::counter!("dlock_stock_answers_total", "sale" => sale, "answer" => answer).increment(1);
+}
+
+#[cfg(feature = "metrics")]
+fn count(key: &Key, answered: &Result<(View, Answer)>, only_looks: bool) {
     use metrics::counter;
 
     let sale = template(key);
     match answered {
         Ok((_, answer)) => {
             let word = word(answer);
-            if let Answer::Found(record) = answer {
+            if let Answer::Found(record) = answer
+                && !only_looks
+            {
                 counter!("dlock_stock_units_total", "sale" => sale, "effect" => word)
                     .increment(record.quantity);
             }
-            counter!("dlock_stock_answers_total", "sale" => sale, "answer" => word).increment(1);
+            count_answer(sale, word);
         }
         Err(Error::Unknown(_)) => {
             counter!("dlock_stock_unknown_total", "sale" => sale).increment(1);

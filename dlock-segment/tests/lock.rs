@@ -106,6 +106,18 @@ async fn what_is_dry_is_tried_last_by_every_lock_of_the_key() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn dry_for_ever() {
+    let dlock = testing::client();
+    let stock = SegmentedLock::new(&dlock, "stock", 2).dry_for(Duration::MAX);
+    let mut segments = stock.pick();
+    let (dry, guard) = segments.next().await.unwrap().unwrap();
+    segments.dry();
+    drop(guard);
+    tokio::time::advance(Duration::from_secs(24 * 60 * 60)).await;
+    assert_eq!(visit_all(&stock).await.last(), Some(&dry.index()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn weights_and_preference() {
     let dlock = testing::client();
     let stock = SegmentedLock::named(&dlock, "stock", [("eu", 900), ("us", 100), ("off", 0)])
@@ -139,6 +151,9 @@ async fn bad_input_is_told_and_nothing_is_locked() {
         SegmentedLock::named(&dlock, "stock", [("a", 1), ("a", 1)]),
         SegmentedLock::named(&dlock, "stock", [("a", 0)]),
         SegmentedLock::named(&dlock, "stock", [("a\n", 1)]),
+        SegmentedLock::named(&dlock, "stock", [("", 1)]),
+        SegmentedLock::named(&dlock, "stock", [("x".repeat(600), 1)]),
+        SegmentedLock::new(&dlock, "stock", 4).max_hold(Duration::ZERO),
         SegmentedLock::new(&dlock, "stock", 4).ttl(Duration::ZERO),
     ] {
         assert_eq!(kind(lock).await, ErrorKind::Invalid);

@@ -6,6 +6,7 @@ use super::checks::{checked_id, checked_millis, checked_quantity, unexpected};
 use super::outcome::SoldOut;
 use super::{Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation};
 use crate::error::{Error, Result};
+use crate::observe;
 use crate::store::{Answer, Ask, Fate, Id, Record, View};
 
 /// How long a reservation lasts, unless set otherwise.
@@ -31,10 +32,14 @@ impl Who<'_> {
         Ok((quantity, id("operation id", &self.operation)?, id("buyer's id", &self.buyer)?))
     }
 
-    /// "Sold out" without asking. Not for one who may have bought already.
-    fn sold_out(&self) -> Option<SoldOut> {
+    /// What is answered without asking: "sold out", but not to one who may have
+    /// bought already.
+    fn in_front(&self) -> Result<Option<SoldOut>> {
+        let (front, key) = (&self.sale.shared.front, &self.sale.shared.sale.key);
+        front.admit().inspect_err(|_| observe::in_front(key, "throttled"))?;
         let may_know = self.operation.is_none() || self.first_try;
-        may_know.then(|| self.sale.shared.front.sold_out(self.quantity)).flatten()
+        let sold_out = may_know.then(|| front.sold_out(self.quantity)).flatten();
+        Ok(sold_out.inspect(|_| observe::in_front(key, "sold_out_in_front")))
     }
 }
 
@@ -90,8 +95,7 @@ impl<'a> Deduct<'a> {
     pub async fn send(self) -> Result<Deduction> {
         let (quantity, operation, buyer) = self.who.checked()?;
         let sale = self.who.sale;
-        sale.shared.front.admit()?;
-        if let Some(sold_out) = self.who.sold_out() {
+        if let Some(sold_out) = self.who.in_front()? {
             return Ok(Deduction::sold_out(sold_out));
         }
         let ask = Ask::Deduct { quantity, operation: operation.clone(), buyer };
@@ -149,8 +153,7 @@ impl<'a> Reserve<'a> {
             return Err(Error::Invalid("a reservation needs an .operation(id)".into()));
         };
         let sale = self.who.sale;
-        sale.shared.front.admit()?;
-        if let Some(sold_out) = self.who.sold_out() {
+        if let Some(sold_out) = self.who.in_front()? {
             return Ok(Reservation::sold_out(sold_out));
         }
         let id = operation.clone();

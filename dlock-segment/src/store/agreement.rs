@@ -9,7 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::home::Home;
 use super::redis::Redis;
-use super::{Answer, Ask, Change, Counts, Id, Sale, Store as _, Terms, View};
+use super::{Answer, Ask, Change, Counts, Id, MAX_UNITS, Sale, Store as _, Terms, View};
 
 struct Both {
     dlock: Dlock,
@@ -22,7 +22,6 @@ struct Both {
 impl Both {
     async fn new(dlock: &Dlock, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
-        let redis = Redis::new(dlock.beside()).expect("Redis");
         let terms = Terms {
             stock: random.random_range(1..60),
             segments: random.random_range(1..12),
@@ -33,6 +32,11 @@ impl Both {
             journal: if random.random() { 100_000 } else { 0 },
         };
         let key = Key::new(format!("agreement-{seed}")).expect("a key");
+        Self::with(dlock, key, terms, random).await
+    }
+
+    async fn with(dlock: &Dlock, key: Key, terms: Terms, random: StdRng) -> Self {
+        let redis = Redis::new(dlock.beside()).expect("Redis");
         let (store, name, wanted) = (redis.clone(), key.clone(), terms.clone());
         let made = on_driver(dlock, async move { store.create(&name, &wanted).await }).await;
         let view = made.expect("a sale");
@@ -87,8 +91,13 @@ impl Both {
 
     async fn batch(&mut self) {
         let batch: Vec<Ask> = (0..self.random.random_range(0..9)).map(|_| self.ask()).collect();
+        self.apply(&batch).await;
+    }
+
+    /// On both; the answers, which are the same.
+    async fn apply(&mut self, batch: &[Ask]) -> Vec<Answer> {
         let start = self.random.random_range(0..20);
-        let (redis, sale, asks) = (self.redis.clone(), self.sale.clone(), batch.clone());
+        let (redis, sale, asks) = (self.redis.clone(), self.sale.clone(), batch.to_vec());
         let applied =
             on_driver(&self.dlock, async move { redis.apply_from(&sale, start, &asks).await });
         let (view, answers) = applied.await.expect("an answer");
@@ -115,6 +124,7 @@ impl Both {
         let expected: Vec<Answer> = expected.into_iter().flatten().collect();
         assert_eq!(answers, expected, "{batch:#?}");
         self.compare(&view).await;
+        answers
     }
 
     async fn change(&mut self) {
@@ -221,4 +231,30 @@ async fn the_scripts_and_the_machine_agree() {
         }
         both.compare_journals().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counts_are_exact_below_the_most_and_refused_from_there() {
+    let Some(server) = RedisServer::start() else { return };
+    let dlock = Dlock::connect(&server.url()).await.expect("a client");
+    let terms = Terms {
+        stock: MAX_UNITS - 6,
+        segments: 3,
+        per_buyer: 0,
+        opens_at: 0,
+        closes_at: 0,
+        retention: 3_600_000,
+        journal: 100,
+    };
+    let key = Key::new("most").expect("a key");
+    let mut both = Both::with(&dlock, key, terms, StdRng::seed_from_u64(0)).await;
+    let restock =
+        |quantity| Ask::Restock { quantity, operation: Some(format!("d{quantity}").into()) };
+    let deduct = |quantity| Ask::Deduct { quantity, operation: None, buyer: None };
+    assert_eq!(both.apply(&[restock(6)]).await, [Answer::Overflow]);
+    let answers = both.apply(&[restock(5), deduct(3)]).await;
+    assert!(answers.iter().all(|answer| matches!(answer, Answer::Found(_))), "{answers:?}");
+    assert_eq!(both.apply(&[restock(1)]).await, [Answer::Overflow]);
+    both.apply(&[deduct(u64::from(u32::MAX))]).await;
+    both.compare_journals().await;
 }

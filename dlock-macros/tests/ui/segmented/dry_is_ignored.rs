@@ -1,0 +1,15 @@
+#![deny(unused_must_use)]
+
+use dlock_core::Result;
+use dlock_segment::{Take, segmented_lock};
+
+#[segmented_lock(key = "stock:{sku}", segments = 20)]
+async fn take(sku: u64) -> Result<Take<u64>> {
+    Ok(Take::Done(sku + segment.index() as u64))
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    take(7).await?;
+    Ok(())
+}

@@ -1,0 +1,11 @@
+use dlock_core::Result;
+use dlock_segment::{Take, segmented_lock};
+
+#[segmented_lock(key = "stock:{sku}", segments = 20)]
+async fn take(sku: u64) -> Result<u64> {
+    Ok(sku)
+}
+
+fn main() {
+    let _ = take;
+}

@@ -1,0 +1,11 @@
+use dlock_core::Result;
+use dlock_segment::{Take, segmented_lock};
+
+#[segmented_lock(key = "stock:{sku}", segments = sku)]
+async fn take(sku: u64) -> Result<Take<u64>> {
+    Ok(Take::Done(sku + segment.index() as u64))
+}
+
+fn main() {
+    let _ = take;
+}

@@ -1,0 +1,130 @@
+//! Refunds, supply, segments, audit and journal.
+
+use dlock_segment::{Effect, Error, HoldState, Inventory, Receipt, Refund};
+
+use super::common::{self, Place, clean_audit, counts, taken};
+use super::{held, refunded};
+use crate::on_both_stores;
+
+on_both_stores!(refunds, restock_is_idempotent, resize_keeps_receipts, audit_sums_up, journal,);
+
+async fn refunds(place: Place) {
+    let sale = place.sale(10, 4).await;
+    taken(sale.deduct(7).operation("o").buyer("u").send().await.unwrap());
+    let part = || sale.refund("o").quantity(2).operation("f-1").send();
+    let first = refunded(part().await.unwrap());
+    assert_eq!(refunded(part().await.unwrap()), first, "once");
+    assert_eq!(counts(&sale).await, (5, 0, 5));
+    let other = sale.refund("o").quantity(3).operation("f-1").send().await;
+    assert!(matches!(other, Err(Error::Conflict(_))));
+    let much = sale.refund("o").quantity(6).operation("f-2").send().await.unwrap();
+    assert_eq!(much, Refund::TooMuch { left: 5 });
+    let nameless = sale.refund("o").quantity(1).send().await;
+    assert!(matches!(nameless, Err(Error::Invalid(_))));
+    let rest = refunded(sale.refund("o").send().await.unwrap());
+    assert_eq!(rest.quantity, 5);
+    assert_eq!(refunded(sale.refund("o").send().await.unwrap()), rest, "once");
+    let none = sale.refund("o").quantity(1).operation("f-3").send().await.unwrap();
+    assert_eq!(none, Refund::TooMuch { left: 0 });
+    assert!(matches!(sale.refund("missing").send().await, Err(Error::NotFound(_))));
+    held(sale.reserve(1).operation("r").send().await.unwrap());
+    assert!(matches!(sale.refund("r").send().await, Err(Error::Conflict(_))));
+    sale.reservation("r").confirm().await.unwrap();
+    refunded(sale.refund("r").send().await.unwrap());
+    assert_eq!(counts(&sale).await, (10, 0, 0));
+    clean_audit(&sale).await;
+}
+
+async fn restock_is_idempotent(place: Place) {
+    let sale = place.sale(1, 3).await;
+    for _ in 0..3 {
+        sale.restock(10).operation("delivery").send().await.unwrap();
+    }
+    assert!(matches!(sale.restock(9).operation("delivery").send().await, Err(Error::Conflict(_))));
+    assert_eq!(counts(&sale).await, (11, 0, 0));
+    clean_audit(&sale).await;
+}
+
+async fn resize_keeps_receipts(place: Place) {
+    let sale = place.sale(100, 16).await;
+    for number in 0..30 {
+        let receipt = taken(sale.deduct(2).operation(format!("o-{number}")).send().await.unwrap());
+        let json = serde_json::to_string(&receipt).unwrap();
+        assert_eq!(serde_json::from_str::<Receipt>(&json).unwrap(), receipt);
+    }
+    for number in 0..10 {
+        held(sale.reserve(1).operation(format!("r-{number}")).send().await.unwrap());
+    }
+    for (round, segments) in [3, 40, 1, 7].into_iter().enumerate() {
+        let from = round * 6;
+        assert_eq!(sale.resize(segments).await.unwrap().segments, segments);
+        clean_audit(&sale).await;
+        for number in from..from + 5 {
+            refunded(sale.refund(format!("o-{number}")).send().await.unwrap());
+        }
+        let number = round * 2;
+        assert_eq!(
+            sale.reservation(format!("r-{number}")).confirm().await.unwrap(),
+            HoldState::Confirmed
+        );
+        assert_eq!(
+            sale.reservation(format!("r-{}", number + 1)).cancel().await.unwrap(),
+            HoldState::Cancelled
+        );
+        taken(sale.deduct(1).send().await.unwrap());
+        clean_audit(&sale).await;
+        sale.rebalance().await.unwrap();
+        let audit = clean_audit(&sale).await;
+        let available: Vec<u64> =
+            audit.segments.iter().map(|segment| segment.counts.available).collect();
+        let (least, most) = (available.iter().min(), available.iter().max());
+        assert!(most.unwrap() - least.unwrap() <= 1, "even: {available:?}");
+    }
+}
+
+async fn audit_sums_up(place: Place) {
+    let sale = place.sale(50, 5).await;
+    taken(sale.deduct(3).send().await.unwrap());
+    taken(sale.deduct(4).operation("o").send().await.unwrap());
+    held(sale.reserve(5).operation("r").send().await.unwrap());
+    let audit = clean_audit(&sale).await;
+    assert_eq!((audit.available, audit.reserved, audit.sold), (38, 5, 7));
+    assert_eq!(audit.operations, 2);
+    assert_eq!(audit.segments.len(), 5);
+    let sums = audit
+        .segments
+        .iter()
+        .fold((0, 0), |(held, sold), segment| (held + segment.held, sold + segment.sold_by_id));
+    assert_eq!(sums, (5, 4));
+}
+
+async fn journal(place: Place) {
+    let sale = place.sale(10, 2).await;
+    assert!(matches!(sale.journal(0).await, Err(Error::Invalid(_))), "it keeps none");
+    sale.remove().await.unwrap();
+    let sale = Inventory::builder(&place.dlock, "sale").stock(10).segments(2).journal(1_000);
+    let sale = sale.create().await.unwrap();
+    assert!(sale.journal(0).await.unwrap().is_empty());
+    taken(sale.deduct(2).operation("o").buyer("u").send().await.unwrap());
+    taken(sale.deduct(2).operation("o").buyer("u").send().await.unwrap());
+    held(sale.reserve(1).operation("r").send().await.unwrap());
+    sale.reservation("r").confirm().await.unwrap();
+    refunded(sale.refund("o").quantity(1).operation("f").send().await.unwrap());
+    sale.restock(5).send().await.unwrap();
+    sale.resolve("lost").await.unwrap();
+    sale.resize(3).await.unwrap();
+    taken(sale.deduct(1).send().await.unwrap());
+    let entries = sale.journal(0).await.unwrap();
+    let sequences: Vec<u64> = entries.iter().map(|entry| entry.sequence).collect();
+    assert_eq!(sequences, (1..=8).collect::<Vec<u64>>());
+    let effects: Vec<Effect> = entries.iter().map(|entry| entry.effect).collect();
+    use Effect::{Confirmed, Refunded, Reserved, Resized, Restocked, Settled, Taken};
+    assert_eq!(effects, [Taken, Reserved, Confirmed, Refunded, Restocked, Settled, Resized, Taken]);
+    assert_eq!(entries[0].operation.as_deref(), Some("o"));
+    assert_eq!(entries[0].whose.as_deref(), Some("u"));
+    assert_eq!(entries[3].whose.as_deref(), Some("o"));
+    assert_eq!(entries[0].parts.iter().map(|(_, count)| count).sum::<u64>(), 2);
+    let rest = sale.journal(5).await.unwrap();
+    assert_eq!(rest, entries[5..]);
+    assert!(sale.journal(8).await.unwrap().is_empty());
+}

@@ -1,0 +1,174 @@
+//! Deductions and their ids.
+
+use std::time::Duration;
+
+use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation, Resolved};
+
+use super::common::{self, Place, clean_audit, counts, is_sold_out, taken};
+use super::{held, refunded};
+use crate::on_both_stores;
+
+on_both_stores!(
+    all_or_nothing_gathered,
+    an_operation_happens_once,
+    the_last_buyers_retry_hears_taken,
+    refusals_are_not_remembered,
+    resolve_settles_for_good,
+    buyer_limit,
+    many_tasks_never_oversell,
+    retention_is_bounded,
+);
+
+async fn all_or_nothing_gathered(place: Place) {
+    let sale = place.sale(10, 4).await; // 3, 3, 2, 2
+    let single = taken(sale.deduct(3).send().await.unwrap());
+    assert_eq!(single.parts.len(), 1, "one segment holds 3");
+    let gathered = taken(sale.deduct(6).send().await.unwrap());
+    assert!(gathered.parts.len() > 1);
+    assert_eq!(gathered.parts.iter().map(|(_, count)| count).sum::<u64>(), 6);
+    assert!(is_sold_out(&sale.deduct(2).send().await.unwrap()));
+    assert_eq!(counts(&sale).await, (1, 0, 9));
+    taken(sale.deduct(1).send().await.unwrap());
+    assert!(is_sold_out(&sale.deduct(1).send().await.unwrap()));
+    clean_audit(&sale).await;
+}
+
+async fn an_operation_happens_once(place: Place) {
+    let sale = place.sale(10, 3).await;
+    let send = || sale.deduct(2).operation("order-1").buyer("u-1").send();
+    let first = taken(send().await.unwrap());
+    assert_eq!(taken(send().await.unwrap()), first);
+    let elsewhere = Inventory::open(&place.another().await, "sale").await.unwrap();
+    let there = elsewhere.deduct(2).operation("order-1").buyer("u-1").send().await.unwrap();
+    assert_eq!(taken(there), first);
+    for other in [
+        sale.deduct(3).operation("order-1").buyer("u-1").send().await,
+        sale.deduct(2).operation("order-1").buyer("u-2").send().await,
+        sale.deduct(2).operation("order-1").send().await,
+    ] {
+        assert!(matches!(other, Err(Error::Conflict(_))), "{other:?}");
+    }
+    let reserve = sale.reserve(2).operation("order-1").buyer("u-1").send().await;
+    assert!(matches!(reserve, Err(Error::Conflict(_))));
+    assert_eq!(counts(&sale).await, (8, 0, 2));
+    clean_audit(&sale).await;
+}
+
+async fn the_last_buyers_retry_hears_taken(place: Place) {
+    let sale = place.sale(1, 1).await;
+    let first = taken(sale.deduct(1).operation("last").send().await.unwrap());
+    assert!(is_sold_out(&sale.deduct(1).operation("late").send().await.unwrap()));
+    assert_eq!(taken(sale.deduct(1).operation("last").send().await.unwrap()), first);
+    sale.pause().await.unwrap();
+    assert_eq!(taken(sale.deduct(1).operation("last").send().await.unwrap()), first);
+}
+
+async fn refusals_are_not_remembered(place: Place) {
+    let sale = place.sale(1, 2).await;
+    taken(sale.deduct(1).send().await.unwrap());
+    for _ in 0..20 {
+        assert!(is_sold_out(&sale.deduct(1).operation("patient").send().await.unwrap()));
+    }
+    assert_eq!(sale.audit().await.unwrap().operations, 0);
+    sale.restock(1).send().await.unwrap();
+    taken(sale.deduct(1).operation("patient").send().await.unwrap());
+}
+
+async fn resolve_settles_for_good(place: Place) {
+    let sale = place.sale(5, 2).await;
+    assert_eq!(sale.resolve("late").await.unwrap(), Resolved::NotApplied);
+    assert_eq!(sale.resolve("late").await.unwrap(), Resolved::NotApplied);
+    assert_eq!(sale.deduct(1).operation("late").send().await.unwrap(), Deduction::Refused);
+    let reserve = sale.reserve(1).operation("late").send().await.unwrap();
+    assert_eq!(reserve, Reservation::Refused);
+    assert!(matches!(sale.restock(1).operation("late").send().await, Err(Error::Conflict(_))));
+    let receipt = taken(sale.deduct(1).operation("done").send().await.unwrap());
+    assert_eq!(sale.resolve("done").await.unwrap(), Resolved::Taken(receipt));
+    let hold = held(sale.reserve(1).operation("hold").send().await.unwrap());
+    assert_eq!(sale.resolve("hold").await.unwrap(), Resolved::Reserved(hold));
+    assert_eq!(counts(&sale).await, (3, 1, 1));
+    clean_audit(&sale).await;
+}
+
+async fn buyer_limit(place: Place) {
+    let sale = Inventory::builder(&place.dlock, "sale").stock(100).segments(8).per_buyer(3);
+    let sale = sale.create().await.unwrap();
+    assert!(matches!(sale.deduct(1).send().await, Err(Error::Invalid(_))), "a buyer is wanted");
+    taken(sale.deduct(1).operation("a").buyer("u").send().await.unwrap());
+    held(sale.reserve(1).operation("b").buyer("u").send().await.unwrap());
+    let two = || sale.deduct(2).buyer("u").send();
+    assert_eq!(two().await.unwrap(), Deduction::LimitReached);
+    taken(sale.deduct(2).buyer("other").send().await.unwrap());
+    sale.reservation("b").cancel().await.unwrap();
+    taken(two().await.unwrap());
+    assert_eq!(sale.deduct(1).buyer("u").send().await.unwrap(), Deduction::LimitReached);
+    assert_eq!(
+        sale.reserve(1).operation("c").buyer("u").send().await.unwrap(),
+        Reservation::LimitReached
+    );
+    refunded(sale.refund("a").send().await.unwrap());
+    taken(sale.deduct(1).buyer("u").send().await.unwrap());
+    sale.limit_per_buyer(4).await.unwrap();
+    taken(sale.deduct(1).buyer("u").send().await.unwrap());
+    assert_eq!(sale.deduct(1).buyer("u").send().await.unwrap(), Deduction::LimitReached);
+    sale.limit_per_buyer(None).await.unwrap();
+    taken(sale.deduct(50).buyer("u").send().await.unwrap());
+    taken(sale.deduct(1).send().await.unwrap());
+    clean_audit(&sale).await;
+}
+
+async fn many_tasks_never_oversell(place: Place) {
+    let sale = place.sale(500, 16).await.sold_out_for(Duration::ZERO);
+    let elsewhere = Inventory::open(&place.another().await, "sale").await.unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..1_000_u64 {
+        let sale = if number % 2 == 0 { sale.clone() } else { elsewhere.clone() };
+        tasks.spawn(async move {
+            let deduct = sale.deduct(1 + number % 2);
+            let deduct = match number % 3 {
+                0 => deduct,
+                1 => deduct.operation(format!("o-{number}")),
+                _ => deduct.operation(format!("o-{number}")).buyer(format!("u-{}", number % 50)),
+            };
+            match deduct.clone().send().await.unwrap() {
+                Deduction::Taken(receipt) => {
+                    if receipt.operation.is_some() {
+                        assert_eq!(taken(deduct.send().await.unwrap()), receipt);
+                    }
+                    receipt.quantity
+                }
+                other => {
+                    assert!(is_sold_out(&other), "{other:?}");
+                    0
+                }
+            }
+        });
+    }
+    let mut sold = 0;
+    while let Some(quantity) = tasks.join_next().await {
+        sold += quantity.unwrap();
+    }
+    let (available, _, counted) = counts(&sale).await;
+    assert_eq!(sold, counted);
+    assert!(available <= 1, "only a pair may find one left: {available}");
+    clean_audit(&sale).await;
+}
+
+async fn retention_is_bounded(place: Place) {
+    let retention = Duration::from_millis(300);
+    let sale = Inventory::builder(&place.dlock, "sale").stock(100).retention(retention);
+    let sale = sale.create().await.unwrap();
+    let first = taken(sale.deduct(1).operation("o").send().await.unwrap());
+    assert_eq!(taken(sale.deduct(1).operation("o").send().await.unwrap()), first);
+    held(sale.reserve(1).operation("r").send().await.unwrap());
+    tokio::time::sleep(retention * 2 + Duration::from_millis(50)).await;
+    let second = taken(sale.deduct(1).operation("o").send().await.unwrap());
+    assert_ne!(second.at, first.at, "its record is gone");
+    assert_eq!(
+        sale.reservation("r").confirm().await.unwrap(),
+        HoldState::Confirmed,
+        "an open reservation is kept for as long as it lasts"
+    );
+    assert_eq!(counts(&sale).await, (97, 0, 3));
+    assert!(sale.audit().await.unwrap().is_clean());
+}

@@ -1,0 +1,108 @@
+//! How a sale is made, found and changed, and what it refuses to be.
+
+use std::time::{Duration, SystemTime};
+
+use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation};
+
+use super::common::{self, Place, clean_audit, counts, taken};
+use super::{held, refunded};
+use crate::on_both_stores;
+
+on_both_stores!(create_open_remove, window_and_pause, bad_input,);
+
+async fn create_open_remove(place: Place) {
+    let missing = Inventory::open(&place.dlock, "sale").await;
+    assert!(matches!(missing, Err(Error::NotFound(_))));
+    let sale = place.sale(10, 4).await;
+    taken(sale.deduct(3).send().await.unwrap());
+    let again = place.sale(10, 4).await;
+    assert_eq!(counts(&again).await, (7, 0, 3), "the same terms: the same sale");
+    let other = Inventory::builder(&place.dlock, "sale").stock(11).segments(4).create().await;
+    assert!(matches!(other, Err(Error::Conflict(_))));
+    let opened = Inventory::open(&place.another().await, "sale").await.unwrap();
+    assert_eq!(counts(&opened).await, (7, 0, 3));
+    assert!(opened.remove().await.unwrap());
+    assert!(!opened.remove().await.unwrap());
+    assert!(matches!(sale.deduct(1).send().await, Err(Error::NotFound(_))));
+    assert!(matches!(sale.stock().await, Err(Error::NotFound(_))));
+    let new = place.sale(5, 2).await;
+    let stale = sale.deduct(1).send().await;
+    assert!(matches!(stale, Err(Error::NotFound(_))), "an old handle is not the new sale's");
+    assert_eq!(counts(&new).await, (5, 0, 0));
+}
+
+async fn window_and_pause(place: Place) {
+    let hour = Duration::from_secs(3_600);
+    let now = SystemTime::now();
+    let sale = Inventory::builder(&place.dlock, "sale").stock(10).opens_at(now + hour);
+    let sale = sale.create().await.unwrap();
+    match sale.deduct(1).send().await.unwrap() {
+        Deduction::NotStarted { opens_in } => {
+            assert!(opens_in <= hour + hour / 60 && opens_in > hour / 2)
+        }
+        other => panic!("{other:?}"),
+    }
+    sale.window(Some(now - hour), Some(now + hour)).await.unwrap();
+    held(sale.reserve(1).operation("r").send().await.unwrap());
+    sale.pause().await.unwrap();
+    assert_eq!(sale.deduct(1).send().await.unwrap(), Deduction::Paused);
+    assert_eq!(sale.reserve(1).operation("x").send().await.unwrap(), Reservation::Paused);
+    assert_eq!(sale.reservation("r").confirm().await.unwrap(), HoldState::Confirmed);
+    sale.resume().await.unwrap();
+    taken(sale.deduct(1).send().await.unwrap());
+    sale.window(None, Some(now - hour)).await.unwrap();
+    assert_eq!(sale.deduct(1).send().await.unwrap(), Deduction::Ended);
+    refunded(sale.refund("r").send().await.unwrap());
+    let backwards = sale.window(Some(now), Some(now - hour)).await;
+    assert!(matches!(backwards, Err(Error::Invalid(_))));
+}
+
+async fn bad_input(place: Place) {
+    let sale = place.sale(10, 2).await;
+    let invalid =
+        |result: Result<(), Error>| assert!(matches!(result, Err(Error::Invalid(_))), "{result:?}");
+    let huge = "x".repeat(257);
+    for quantity in [0, 1 << 32, u64::MAX] {
+        invalid(sale.deduct(quantity).send().await.map(drop));
+        invalid(sale.reserve(quantity).operation("r").send().await.map(drop));
+        invalid(sale.restock(quantity).send().await.map(drop));
+        invalid(sale.refund("o").quantity(quantity).operation("f").send().await.map(drop));
+        invalid(sale.limit_per_buyer(quantity).await.map(drop));
+        let other = Inventory::builder(&place.dlock, "bad").stock(quantity);
+        invalid(other.create().await.map(drop));
+    }
+    for id in ["", huge.as_str(), "a\nb", "tab\t", "nul\0"] {
+        invalid(sale.deduct(1).operation(id).send().await.map(drop));
+        invalid(sale.deduct(1).buyer(id).send().await.map(drop));
+        invalid(sale.reserve(1).operation(id).send().await.map(drop));
+        invalid(sale.reservation(id).confirm().await.map(drop));
+        invalid(sale.refund(id).send().await.map(drop));
+        invalid(sale.resolve(id).await.map(drop));
+        invalid(sale.restock(1).operation(id).send().await.map(drop));
+    }
+    for segments in [0, 4_097, u32::MAX] {
+        invalid(sale.resize(segments).await.map(drop));
+        let other = Inventory::builder(&place.dlock, "bad").stock(1).segments(segments);
+        invalid(other.create().await.map(drop));
+    }
+    for name in ["", &"n".repeat(600), "a\nb"] {
+        invalid(Inventory::open(&place.dlock, name).await.map(drop));
+        invalid(Inventory::builder(&place.dlock, name).stock(1).create().await.map(drop));
+    }
+    for duration in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+        invalid(sale.reserve(1).operation("r").expires_in(duration).send().await.map(drop));
+        invalid(sale.reservation("r").extend(duration).await.map(drop));
+        let other = Inventory::builder(&place.dlock, "bad").stock(1).retention(duration);
+        invalid(other.create().await.map(drop));
+    }
+    invalid(sale.reserve(1).send().await.map(drop));
+    invalid(sale.clone().admit_per_process(0).map(drop));
+    assert!(matches!(Inventory::open(&place.dlock, "bad").await, Err(Error::NotFound(_))));
+    assert_eq!(counts(&sale).await, (10, 0, 0), "nothing was changed");
+    let largest = u64::from(u32::MAX);
+    taken(sale.deduct(1).operation("x".repeat(256)).buyer("b b:{}%,é").send().await.unwrap());
+    sale.restock(largest).send().await.unwrap();
+    taken(sale.deduct(largest).operation("all").send().await.unwrap());
+    assert_eq!(counts(&sale).await, (9, 0, largest + 1));
+    clean_audit(&sale).await;
+}

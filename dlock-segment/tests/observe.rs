@@ -1,0 +1,135 @@
+//! What metrics and traces show of segments and sales. In a process of its own:
+//! recorders and subscribers are global.
+
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{is_sold_out, taken};
+use dlock_core::key;
+use dlock_segment::{Error, Inventory, SegmentedLock, Take};
+use dlock_testkit::redis::RedisServer;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+
+/// The counters, as `name label=value ...`.
+fn counters(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
+    let mut counted = BTreeMap::new();
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let (_, key) = key.into_parts();
+        let mut name = key.name().to_owned();
+        for label in key.labels() {
+            name.push_str(&format!(" {}={}", label.key(), label.value()));
+        }
+        if let DebugValue::Counter(count) = value {
+            counted.insert(name, count);
+        }
+    }
+    counted
+}
+
+#[tokio::test]
+async fn metrics_and_traces() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    recorder.install().unwrap();
+    let written: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_ansi(false)
+        .without_time()
+        .with_writer(written.clone())
+        .finish();
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+
+    let dlock = dlock_core::testing::client();
+    let email = "secret@example.org";
+    let stock = SegmentedLock::new(&dlock, key!("stock:{email}"), 3);
+    let all_dry = async |stock: &SegmentedLock| {
+        let dry = stock.take(|_, _| async { Ok::<_, dlock_core::Error>(Take::<()>::Dry) }).await;
+        assert_eq!(dry.unwrap(), None);
+    };
+    all_dry(&stock).await;
+    all_dry(&stock.clone().name("hot")).await;
+    all_dry(&SegmentedLock::new(&dlock, "plain", 1)).await;
+
+    let sale = Inventory::builder(&dlock, key!("sale:{email}")).stock(10).create().await.unwrap();
+    let sale = sale.sold_out_for(Duration::from_secs(3_600));
+    let order = || sale.deduct(4).operation("secret-order").buyer("secret-buyer").send();
+    let receipt = taken(order().await.unwrap());
+    sale.resolve("secret-order").await.unwrap();
+    assert!(is_sold_out(&sale.deduct(7).send().await.unwrap()));
+    assert!(is_sold_out(&sale.deduct(7).send().await.unwrap()));
+    sale.reserve(5).operation("secret-hold").send().await.unwrap();
+    sale.reservation("secret-hold").confirm().await.unwrap();
+    sale.refund("secret-order").quantity(1).operation("secret-refund").send().await.unwrap();
+    sale.pause().await.unwrap();
+    sale.deduct(1).send().await.unwrap();
+    let conflict = sale.deduct(5).operation("secret-order").buyer("secret-buyer").send().await;
+    assert!(matches!(conflict, Err(Error::Conflict(_))));
+    let throttled = sale.clone().admit_per_process(1).unwrap();
+    while throttled.deduct(1).send().await.is_ok() {}
+    drop(receipt);
+    // The template has no values: it is a name all the same.
+    let named = Inventory::builder(&dlock, key!("nightly")).stock(1).create().await.unwrap();
+    taken(named.deduct(1).send().await.unwrap());
+    let plain = Inventory::builder(&dlock, "phone").stock(1).create().await.unwrap();
+    taken(plain.deduct(1).send().await.unwrap());
+
+    let counted = counters(&snapshotter);
+    for (name, count) in [
+        ("dlock_segment_dry_total lock=stock:{email}", 3),
+        ("dlock_segment_dry_total lock=hot", 3),
+        ("dlock_segment_dry_total lock=unnamed", 1),
+        ("dlock_acquired_total lock=stock:{email}", 3),
+        ("dlock_acquired_total lock=hot", 3),
+        ("dlock_stock_answers_total sale=sale:{email} answer=taken", 2),
+        ("dlock_stock_units_total sale=sale:{email} effect=taken", 4),
+        ("dlock_stock_answers_total sale=sale:{email} answer=sold_out", 1),
+        ("dlock_stock_answers_total sale=sale:{email} answer=sold_out_in_front", 1),
+        ("dlock_stock_units_total sale=sale:{email} effect=reserved", 5),
+        ("dlock_stock_units_total sale=sale:{email} effect=confirmed", 5),
+        ("dlock_stock_units_total sale=sale:{email} effect=refunded", 1),
+        ("dlock_stock_answers_total sale=sale:{email} answer=conflict", 1),
+        ("dlock_stock_answers_total sale=sale:{email} answer=throttled", 1),
+        ("dlock_stock_units_total sale=nightly effect=taken", 1),
+        ("dlock_stock_units_total sale=unnamed effect=taken", 1),
+    ] {
+        assert_eq!(counted.get(name), Some(&count), "{name} in {counted:#?}");
+    }
+    let paused = counted.get("dlock_stock_answers_total sale=sale:{email} answer=paused");
+    assert!(paused.is_some_and(|paused| *paused >= 2), "{counted:#?}");
+    unknown(&snapshotter).await;
+
+    let traced = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+    for line in [
+        "DEBUG dlock::segment: dry key=\"stock:{email}\" segment=",
+        "DEBUG dlock::segment: dry key=\"hot\" segment=",
+        "DEBUG dlock::stock: answered sale=\"sale:{email}\" answer=\"taken\" available=6",
+        "DEBUG dlock::stock: answered sale=\"sale:{email}\" answer=\"sold_out_in_front\"",
+        "DEBUG dlock::stock: answered sale=\"sale:{email}\" answer=\"throttled\"",
+        " INFO dlock::stock: changed sale=\"sale:{email}\" change=Pause",
+        " WARN dlock::stock: unknown sale=\"gone:{email}\" error=",
+    ] {
+        assert!(traced.contains(line), "{line} is not in\n{traced}");
+    }
+    let shown = format!("{counted:?} {traced}");
+    assert!(!shown.contains("secret"), "neither values of keys nor ids:\n{shown}");
+}
+
+/// A server that does not answer.
+async fn unknown(snapshotter: &Snapshotter) {
+    let Some(server) = RedisServer::start() else { return };
+    let url = format!("{}?call_timeout=200ms", server.url());
+    let dlock = dlock_core::Dlock::connect(&url).await.unwrap();
+    let email = "secret@example.org";
+    let sale = Inventory::builder(&dlock, key!("gone:{email}")).stock(10).create().await.unwrap();
+    server.pause();
+    let unknown = sale.deduct(1).send().await;
+    assert!(matches!(unknown, Err(Error::Unknown(None))), "{unknown:?}");
+    let counted = counters(snapshotter);
+    assert_eq!(counted.get("dlock_stock_unknown_total sale=gone:{email}"), Some(&1));
+}
