@@ -31,17 +31,38 @@ fn counters(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
     counted
 }
 
+/// Where the traces go.
+#[derive(Clone)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Written {
+    fn new() -> (Arc<Mutex<Vec<u8>>>, impl Fn() -> Self) {
+        let text = Arc::default();
+        (Arc::clone(&text), move || Written(Arc::clone(&text)))
+    }
+}
+
+impl std::io::Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 #[tokio::test]
 async fn metrics_and_traces() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     recorder.install().unwrap();
-    let written: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let (written, writer) = Written::new();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
         .without_time()
-        .with_writer(written.clone())
+        .with_writer(writer)
         .finish();
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
