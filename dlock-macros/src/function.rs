@@ -28,6 +28,8 @@ pub(crate) struct Body {
     /// Runs before the lock is taken: what rebinds the arguments.
     pub(crate) before: TokenStream,
     pub(crate) under: TokenStream,
+    /// Where that is.
+    pub(crate) span: Span,
     /// What it returns, with `_` for what has no name.
     pub(crate) output: Type,
     /// Where errors about that belong.
@@ -120,6 +122,7 @@ impl Function {
         Body {
             before: TokenStream::new(),
             under: self.body.clone(),
+            span: self.braces,
             output: nameable(output),
             output_span,
             renamed_self: false,
@@ -154,6 +157,7 @@ impl Function {
         Some(Body {
             before: quote!(#(#before)*),
             under: quote!(#(#under)*),
+            span: self.braces,
             output_span: output.span(),
             output: nameable(output),
             renamed_self: names.iter().any(|name| name == "__self"),

@@ -106,7 +106,7 @@ pub fn key(input: TokenStream) -> TokenStream {
 #[proc_macro_attribute]
 pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     let options = validate::OPTIONS;
-    annotated(args, item, options, validate::Plan::new, expand::function, Default::default)
+    annotated(args, item, options, validate::Plan::new, expand::function, |_| Default::default())
 }
 
 /// Runs an async function under the lock of one segment of something hot, and again
@@ -163,7 +163,7 @@ fn annotated<P>(
     options: &[&str],
     plan: fn(Args, &[Ident], &mut Faults) -> Option<P>,
     expand: fn(&Function, &Body, &P) -> proc_macro2::TokenStream,
-    unbound: fn() -> proc_macro2::TokenStream,
+    unbound: fn(&[Ident]) -> proc_macro2::TokenStream,
 ) -> TokenStream {
     let mut faults = Faults::default();
     let args = Args::parse(args.into(), options, &mut faults);
@@ -181,7 +181,7 @@ fn annotated<P>(
         (Some(body), Some(plan)) => expand(&function, &body, &plan).into(),
         _ => {
             let mut tokens = faults.into_tokens();
-            tokens.extend(function.as_it_is(&unbound()));
+            tokens.extend(function.as_it_is(&unbound(&names)));
             tokens.into()
         }
     }

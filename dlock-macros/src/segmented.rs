@@ -149,12 +149,19 @@ fn seen(args: &mut Args, option: &str, example: &str, names: &[Ident]) -> syn::R
 }
 
 /// For a body whose attribute is not understood: it still refers to these.
-pub(crate) fn unbound() -> TokenStream {
+pub(crate) fn unbound(names: &[Ident]) -> TokenStream {
     let (home, call_site) = (paths::segment(), Span::call_site());
-    quote_spanned! {call_site=>
-        let segment: &#home::Segment = ::core::unreachable!();
-        let guard: &#home::__private::core::Guard = ::core::unreachable!();
-    }
+    let bound = [("segment", quote!(Segment)), ("guard", quote!(__private::core::Guard))];
+    let bound = bound.into_iter().filter(|(seen, _)| !names.iter().any(|name| name == seen));
+    bound
+        .map(|(seen, ty)| {
+            let seen = Ident::new(seen, call_site);
+            quote! {
+                #[allow(unused_variables)]
+                let #seen = #home::__private::unbound::<#home::#ty>();
+            }
+        })
+        .collect()
 }
 
 impl Seen {
@@ -216,7 +223,10 @@ impl Plan {
         let guard = self.guard.bound_to(&quote_spanned!(Span::mixed_site()=> &held));
         let (hint, under, run) = (body.hint(), &body.under, self.terms.run());
         let is_dry = self.takes(body, &quote_spanned!(Span::mixed_site()=> is_dry(&value)));
-        let done = quote_spanned!(Span::mixed_site()=> held.#run(async { #hint #under }).await);
+        // Where the body is, so that what rustc says of a moved argument points there.
+        let here = body.span.resolved_at(Span::mixed_site());
+        let future = quote_spanned!(here=> async { #hint #under });
+        let done = quote_spanned!(Span::mixed_site()=> held.#run(#future).await);
         let value = if self.terms.finish {
             done
         } else {

@@ -33,7 +33,7 @@ pub use dlock_macros::segmented_lock;
 /// What expanded macros use.
 #[doc(hidden)]
 pub mod __private {
-    pub use crate::attribute::{Split, split};
+    pub use crate::attribute::{Split, split, unbound};
     pub use dlock_core as core;
 }
 

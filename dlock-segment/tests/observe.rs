@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{is_sold_out, taken};
-use dlock_core::key;
+use dlock_core::{Key, key};
 use dlock_segment::{Error, Inventory, SegmentedLock, Take};
 use dlock_testkit::redis::RedisServer;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
@@ -94,8 +94,9 @@ async fn metrics_and_traces() {
     let throttled = sale.clone().admit_per_process(1).unwrap();
     while throttled.deduct(1).send().await.is_ok() {}
     drop(receipt);
-    // The template has no values: it is a name all the same.
-    let named = Inventory::builder(&dlock, key!("nightly")).stock(1).create().await.unwrap();
+    // The name of a sale may be its text.
+    let nightly = Key::new("nightly").unwrap().named("nightly");
+    let named = Inventory::builder(&dlock, nightly).stock(1).create().await.unwrap();
     taken(named.deduct(1).send().await.unwrap());
     let plain = Inventory::builder(&dlock, "phone").stock(1).create().await.unwrap();
     taken(plain.deduct(1).send().await.unwrap());

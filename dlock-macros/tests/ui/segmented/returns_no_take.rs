@@ -1,5 +1,5 @@
 use dlock_core::Result;
-use dlock_segment::{Take, segmented_lock};
+use dlock_segment::segmented_lock;
 
 #[segmented_lock(key = "stock:{sku}", segments = 20)]
 async fn take(sku: u64) -> Result<u64> {

@@ -1,4 +1,3 @@
-use dlock_core::Result;
 use dlock_segment::{Take, segmented_lock};
 
 #[segmented_lock(key = "stock:{sku}", segments = 20)]
