@@ -1,16 +1,14 @@
-use std::cell::Cell;
-
 use dlock_core::Result;
 use dlock_segment::{Take, segmented_lock};
 
-#[segmented_lock(key = "stock", segments = 20)]
-async fn take(left: Cell<u32>) -> Result<Take<u32>> {
-    left.set(left.get() - 1);
+#[segmented_lock(key = "stock:{sku}", segments = 20)]
+async fn take(sku: u64) -> Result<Take<u64>> {
+    let shared = std::rc::Rc::new(sku);
     std::future::ready(()).await;
-    Ok(Take::Done(left.get()))
+    Ok(Take::Done(*shared))
 }
 
 fn main() {
     fn sent(_: impl Send) {}
-    sent(take(Cell::new(7)));
+    sent(take(7));
 }
