@@ -19,20 +19,14 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{quote, quote_spanned};
 
-use crate::function::{Body, Function};
-use crate::terms::renamed;
+use crate::function::Body;
 use crate::validate::{Claim, Plan};
 
-pub(crate) fn function(function: &Function, body: &Body, plan: &Plan) -> TokenStream {
-    let code = plan.code(body);
-    function.around(body, code)
-}
-
 impl Plan {
-    fn code(&self, body: &Body) -> TokenStream {
-        let rename = |tokens| if body.renamed_self { renamed(tokens) } else { tokens };
-        let (taken, work) = (rename(self.taken()), self.work(body));
-        let (busy, failed) = (self.terms.busy(body).map(rename), rename(self.terms.failed(body)));
+    /// The code with the body inside.
+    pub(crate) fn around(&self, body: &Body) -> TokenStream {
+        let (taken, work) = (body.renamed(self.taken()), self.work(body));
+        let (busy, failed) = (self.terms.busy(body), self.terms.failed(body));
         quote_spanned! {Span::mixed_site()=>
             let error = match #taken {
                 ::core::result::Result::Ok(held) => { #work }

@@ -13,12 +13,12 @@ mod validate;
 mod values;
 
 use proc_macro::TokenStream;
-use proc_macro2::Ident;
 use syn::parse_macro_input;
 
 use crate::args::{Args, Faults};
-use crate::function::{Body, Function};
+use crate::function::Function;
 use crate::template::Template;
+use crate::terms::Attribute;
 
 /// Makes a `Key` from a template, escaping every value, so that no value can
 /// name another key.
@@ -105,8 +105,7 @@ pub fn key(input: TokenStream) -> TokenStream {
 /// `name`; `crate`. Each has its example in `docs/attribute.md` of the repository.
 #[proc_macro_attribute]
 pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
-    let options = validate::OPTIONS;
-    annotated(args, item, options, validate::Plan::new, expand::function, |_| Default::default())
+    annotated::<validate::Plan>(args, item)
 }
 
 /// Runs an async function under the lock of one segment of something hot, and again
@@ -151,22 +150,13 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// Each has its example in `docs/inventory.md` of the repository.
 #[proc_macro_attribute]
 pub fn segmented_lock(args: TokenStream, item: TokenStream) -> TokenStream {
-    let options = segmented::OPTIONS;
-    let unbound = segmented::unbound;
-    annotated(args, item, options, segmented::Plan::new, segmented::function, unbound)
+    annotated::<segmented::Plan>(args, item)
 }
 
 /// The function with a lock around its body; or as it is, with what is wrong.
-fn annotated<P>(
-    args: TokenStream,
-    item: TokenStream,
-    options: &[&str],
-    plan: fn(Args, &[Ident], &mut Faults) -> Option<P>,
-    expand: fn(&Function, &Body, &P) -> proc_macro2::TokenStream,
-    unbound: fn(&[Ident]) -> proc_macro2::TokenStream,
-) -> TokenStream {
+fn annotated<A: Attribute>(args: TokenStream, item: TokenStream) -> TokenStream {
     let mut faults = Faults::default();
-    let args = Args::parse(args.into(), options, &mut faults);
+    let args = Args::parse(args.into(), A::OPTIONS, &mut faults);
     let function = match syn::parse::<Function>(item.clone()) {
         Ok(function) => function,
         Err(error) => {
@@ -176,12 +166,12 @@ fn annotated<P>(
     };
     let body = function.body(&mut faults);
     let names = body.as_ref().map_or_else(|| function.arguments(), |body| body.names.clone());
-    let plan = plan(args, &names, &mut faults);
-    match (body, plan) {
-        (Some(body), Some(plan)) => expand(&function, &body, &plan).into(),
+    let attribute = A::new(args, &names, &mut faults);
+    match (body, attribute) {
+        (Some(body), Some(attribute)) => function.around(&body, attribute.code(&body)).into(),
         _ => {
             let mut tokens = faults.into_tokens();
-            tokens.extend(function.as_it_is(&unbound(&names)));
+            tokens.extend(function.as_it_is(&A::unbound(&names)));
             tokens.into()
         }
     }

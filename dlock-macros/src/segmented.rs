@@ -30,17 +30,11 @@ use syn::spanned::Spanned as _;
 use syn::{Error, Expr, ExprLit, Lit};
 
 use crate::args::{Args, Faults, Given};
-use crate::function::{Body, Function};
+use crate::function::Body;
 use crate::paths;
 use crate::settings::{self, Setting, Time};
-use crate::terms::{Terms, renamed};
+use crate::terms::{Attribute, Terms};
 use crate::values::{KeySource, crate_path, expr, new_name};
-
-/// Every option of `#[segmented_lock]`.
-pub(crate) const OPTIONS: &[&str] = &[
-    "key", "segments", "segment", "guard", "client", "ttl", "wait", "policy", "max_hold",
-    "dry_for", "prefer", "on_busy", "on_error", "on_lost", "name", "crate",
-];
 
 /// `MAX_SEGMENTS` of dlock-segment, which this crate cannot depend on.
 const MAX_SEGMENTS: u32 = 4096;
@@ -65,9 +59,13 @@ struct Seen {
     chosen: bool,
 }
 
-impl Plan {
-    /// The plan; or none, and the faults say why.
-    pub(crate) fn new(mut args: Args, names: &[Ident], faults: &mut Faults) -> Option<Self> {
+impl Attribute for Plan {
+    const OPTIONS: &[&str] = &[
+        "key", "segments", "segment", "guard", "client", "ttl", "wait", "policy", "max_hold",
+        "dry_for", "prefer", "on_busy", "on_error", "on_lost", "name", "crate",
+    ];
+
+    fn new(mut args: Args, names: &[Ident], faults: &mut Faults) -> Option<Self> {
         let home = crate_path(&mut args, paths::segment(), faults);
         let mut settings = settings::settings(&mut args, false, faults);
         settings.extend(dry_for(&mut args, faults));
@@ -82,6 +80,45 @@ impl Plan {
         let plan =
             Plan { home, terms, key: key?, segments: segments?, segment: segment?, guard: guard? };
         faults.is_empty().then_some(plan)
+    }
+
+    fn code(&self, body: &Body) -> TokenStream {
+        let (picked, work) = (body.renamed(self.picked()), self.work(body));
+        let (busy, failed) = (self.terms.busy(body), self.terms.failed(body));
+        let dry = self.takes(body, &quote!(dry()));
+        quote_spanned! {Span::mixed_site()=>
+            let error = match #picked {
+                ::core::result::Result::Ok(mut segments) => loop {
+                    let next = segments.next().await;
+                    match next {
+                        ::core::result::Result::Ok(::core::option::Option::Some((place, held))) => {
+                            #work
+                            segments.dry();
+                        }
+                        ::core::result::Result::Ok(::core::option::Option::None) => return #dry,
+                        #busy
+                        ::core::result::Result::Err(error) => break error,
+                    }
+                },
+                ::core::result::Result::Err(error) => error,
+            };
+            #failed
+        }
+    }
+
+    fn unbound(names: &[Ident]) -> TokenStream {
+        let (home, call_site) = (paths::segment(), Span::call_site());
+        let bound = [("segment", quote!(Segment)), ("guard", quote!(__private::core::Guard))];
+        let bound = bound.into_iter().filter(|(seen, _)| !names.iter().any(|name| name == seen));
+        bound
+            .map(|(seen, ty)| {
+                let seen = Ident::new(seen, call_site);
+                quote! {
+                    #[allow(unused_variables)]
+                    let #seen = #home::__private::unbound::<#home::#ty>();
+                }
+            })
+            .collect()
     }
 }
 
@@ -148,22 +185,6 @@ fn seen(args: &mut Args, option: &str, example: &str, names: &[Ident]) -> syn::R
     Ok(Seen { name: Ident::new(option, Span::call_site()), chosen: false })
 }
 
-/// For a body whose attribute is not understood: it still refers to these.
-pub(crate) fn unbound(names: &[Ident]) -> TokenStream {
-    let (home, call_site) = (paths::segment(), Span::call_site());
-    let bound = [("segment", quote!(Segment)), ("guard", quote!(__private::core::Guard))];
-    let bound = bound.into_iter().filter(|(seen, _)| !names.iter().any(|name| name == seen));
-    bound
-        .map(|(seen, ty)| {
-            let seen = Ident::new(seen, call_site);
-            quote! {
-                #[allow(unused_variables)]
-                let #seen = #home::__private::unbound::<#home::#ty>();
-            }
-        })
-        .collect()
-}
-
 impl Seen {
     fn bound_to(&self, value: &TokenStream) -> TokenStream {
         let name = &self.name;
@@ -172,37 +193,7 @@ impl Seen {
     }
 }
 
-pub(crate) fn function(function: &Function, body: &Body, plan: &Plan) -> TokenStream {
-    let code = plan.code(body);
-    function.around(body, code)
-}
-
 impl Plan {
-    fn code(&self, body: &Body) -> TokenStream {
-        let rename = |tokens| if body.renamed_self { renamed(tokens) } else { tokens };
-        let (picked, work) = (rename(self.picked()), self.work(body));
-        let (busy, failed) = (self.terms.busy(body).map(rename), rename(self.terms.failed(body)));
-        let dry = self.takes(body, &quote!(dry()));
-        quote_spanned! {Span::mixed_site()=>
-            let error = match #picked {
-                ::core::result::Result::Ok(mut segments) => loop {
-                    let next = segments.next().await;
-                    match next {
-                        ::core::result::Result::Ok(::core::option::Option::Some((place, held))) => {
-                            #work
-                            segments.dry();
-                        }
-                        ::core::result::Result::Ok(::core::option::Option::None) => return #dry,
-                        #busy
-                        ::core::result::Result::Err(error) => break error,
-                    }
-                },
-                ::core::result::Result::Err(error) => error,
-            };
-            #failed
-        }
-    }
-
     /// The pass over the segments, or why there is none.
     fn picked(&self) -> TokenStream {
         let Plan { home, terms, segments, .. } = self;

@@ -11,6 +11,23 @@ use crate::function::Body;
 use crate::settings::Setting;
 use crate::values::{expr, one_of};
 
+/// An attribute, understood.
+pub(crate) trait Attribute: Sized {
+    /// Every option that it has.
+    const OPTIONS: &[&str];
+
+    /// What was asked for; or none, and the faults say why.
+    fn new(args: Args, names: &[Ident], faults: &mut Faults) -> Option<Self>;
+
+    /// The code with the body inside.
+    fn code(&self, body: &Body) -> TokenStream;
+
+    /// For a body whose attribute is not understood: what it may still refer to.
+    fn unbound(_names: &[Ident]) -> TokenStream {
+        TokenStream::new()
+    }
+}
+
 pub(crate) struct Terms {
     /// The path of `dlock-core`.
     pub(crate) core: TokenStream,
@@ -100,11 +117,17 @@ impl Terms {
 
     fn handled(&self, handler: &Expr, body: &Body) -> TokenStream {
         let (core, output) = (&self.core, &body.output);
+        let handler = body.renamed(quote!(#handler));
         quote_spanned!(Span::mixed_site()=> #core::__private::handled::<#output>(error, #handler))
     }
 }
 
 impl Body {
+    /// What the user wrote outside the body, as it is to be written there.
+    pub(crate) fn renamed(&self, tokens: TokenStream) -> TokenStream {
+        if self.renamed_self { renamed(tokens) } else { tokens }
+    }
+
     /// Never taken; from it rustc knows what the body returns, so that a mistake in
     /// the body is shown there.
     pub(crate) fn hint(&self) -> TokenStream {
@@ -119,7 +142,7 @@ impl Body {
 }
 
 /// With `__self` for `self`, as `#[async_trait]` calls it.
-pub(crate) fn renamed(tokens: TokenStream) -> TokenStream {
+fn renamed(tokens: TokenStream) -> TokenStream {
     let rename = |token| match token {
         TokenTree::Ident(ident) if ident == "self" => {
             TokenTree::Ident(Ident::new("__self", ident.span()))

@@ -1,36 +1,14 @@
 //! What the options mean, checked against each other and against the function.
 
-use proc_macro2::{Ident, Span};
+use proc_macro2::{Ident, Span, TokenStream};
 use syn::spanned::Spanned as _;
 use syn::{Error, Expr, ExprLit, Lit, LitInt};
 
 use crate::args::{Args, Faults, Given};
-use crate::terms::Terms;
+use crate::function::Body;
+use crate::terms::{Attribute, Terms};
 use crate::values::{KeySource, crate_path, expr, key_source, new_name, one_of};
 use crate::{paths, settings};
-
-/// Every option of `#[distributed_lock]`.
-pub(crate) const OPTIONS: &[&str] = &[
-    "key",
-    "keys",
-    "client",
-    "ttl",
-    "wait",
-    "policy",
-    "max_hold",
-    "hold_at_least",
-    "mode",
-    "permits",
-    "of",
-    "fair",
-    "guard",
-    "when",
-    "on_busy",
-    "on_error",
-    "on_lost",
-    "name",
-    "crate",
-];
 
 /// What was asked for, and makes sense.
 pub(crate) struct Plan {
@@ -54,9 +32,30 @@ pub(crate) enum Claim {
     AllIn(Expr),
 }
 
-impl Plan {
-    /// The plan; or none, and the faults say why.
-    pub(crate) fn new(mut args: Args, names: &[Ident], faults: &mut Faults) -> Option<Self> {
+impl Attribute for Plan {
+    const OPTIONS: &[&str] = &[
+        "key",
+        "keys",
+        "client",
+        "ttl",
+        "wait",
+        "policy",
+        "max_hold",
+        "hold_at_least",
+        "mode",
+        "permits",
+        "of",
+        "fair",
+        "guard",
+        "when",
+        "on_busy",
+        "on_error",
+        "on_lost",
+        "name",
+        "crate",
+    ];
+
+    fn new(mut args: Args, names: &[Ident], faults: &mut Faults) -> Option<Self> {
         let core = crate_path(&mut args, paths::core(), faults);
         let mode = mode(&mut args, faults);
         let shared = mode.as_ref().is_some_and(|(_, shared)| *shared);
@@ -71,6 +70,10 @@ impl Plan {
             when: expr(&mut args, "when", "when = amount > 0", faults),
         };
         faults.is_empty().then_some(plan)
+    }
+
+    fn code(&self, body: &Body) -> TokenStream {
+        self.around(body)
     }
 }
 
