@@ -15,6 +15,12 @@ use tokio::time::{Instant, advance};
 const MS: Duration = Duration::from_millis(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// The embedded clock begins by the real one, a moment after that of the test was
+/// paused.
+async fn clock_runs() {
+    advance(MINUTE).await;
+}
+
 async fn sale(stock: u64) -> Inventory {
     Place::memory().expect("it is embedded").sale(stock, 2).await
 }
@@ -26,6 +32,7 @@ async fn reserved(sale: &Inventory, operation: &str, expires_in: Duration) {
 
 #[tokio::test(start_paused = true)]
 async fn a_reservation_ends_in_its_millisecond() {
+    clock_runs().await;
     let sale = sale(1).await.sold_out_for(Duration::ZERO);
     reserved(&sale, "r", 15 * MINUTE).await;
     advance(15 * MINUTE - 2 * MS).await;
@@ -44,6 +51,7 @@ async fn a_reservation_ends_in_its_millisecond() {
 
 #[tokio::test(start_paused = true)]
 async fn an_extended_reservation_ends_later() {
+    clock_runs().await;
     let sale = sale(1).await.sold_out_for(Duration::ZERO);
     reserved(&sale, "r", MINUTE).await;
     advance(MINUTE - MS).await;
@@ -56,6 +64,7 @@ async fn an_extended_reservation_ends_later() {
 
 #[tokio::test(start_paused = true)]
 async fn the_flag_is_believed_for_its_age_and_no_longer_than_the_next_reservation() {
+    clock_runs().await;
     let connect = || Dlock::connect("memory://time-of-the-flag");
     let (here, there) = (connect().await.unwrap(), connect().await.unwrap());
     let age = 10 * MINUTE;
@@ -79,8 +88,8 @@ async fn the_flag_is_believed_for_its_age_and_no_longer_than_the_next_reservatio
 
 #[tokio::test(start_paused = true)]
 async fn a_window_opens_and_closes() {
+    clock_runs().await;
     let place = Place::memory().expect("it is embedded");
-    taken(place.sale(1, 1).await.deduct(1).send().await.unwrap()); // the store's clock runs
     let opens = SystemTime::now() + 60 * MINUTE;
     let sale = Inventory::builder(&place.dlock, "window").stock(10).opens_at(opens);
     let sale = sale.closes_at(opens + 60 * MINUTE).create().await.unwrap();
@@ -99,6 +108,7 @@ async fn a_window_opens_and_closes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_record_lasts_for_the_retention_and_at_most_twice_as_long() {
+    clock_runs().await;
     let place = Place::memory().expect("it is embedded");
     let sale = Inventory::builder(&place.dlock, "sale").stock(10).retention(MINUTE);
     let sale = sale.create().await.unwrap();
