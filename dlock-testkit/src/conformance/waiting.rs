@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::Backend;
 use dlock_core::{Dlock, ErrorKind, Event};
 use tokio::time::Instant;
 
@@ -16,7 +15,7 @@ async fn waiters(client: &Dlock, key: &str) -> usize {
 
 /// The backend wakes the waiter: it does not wait for the next look, which is
 /// about a second away.
-pub(super) async fn a_waiter_is_woken<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_waiter_is_woken(suite: &Suite) {
     let one = suite.client_of(|builder| builder.ttl(Duration::from_secs(30)));
     let two = suite.client_of(|builder| builder.ttl(Duration::from_secs(30)));
     let key = suite.key("woken");
@@ -40,7 +39,7 @@ pub(super) async fn a_waiter_is_woken<F: Fn() -> B, B: Backend>(suite: &Suite<F>
     assert!(slowest < SOON, "woken after {slowest:?}");
 }
 
-pub(super) async fn a_timeout_names_the_holder<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_timeout_names_the_holder(suite: &Suite) {
     let one = suite.client_of(|builder| builder.client_name("the-holder"));
     let (two, key) = (suite.client(), suite.key("timeout"));
     let guard = one.mutex(key.as_str()).tag("job", "import").lock().await.expect("the lock");
@@ -59,7 +58,7 @@ pub(super) async fn a_timeout_names_the_holder<F: Fn() -> B, B: Backend>(suite: 
 }
 
 /// The order at the backend is the order of getting in, whoever asks.
-pub(super) async fn fair_is_first_come_first_served<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn fair_is_first_come_first_served(suite: &Suite) {
     let clients = [suite.client(), suite.client()];
     let key = suite.key("fair");
     let guard = clients[0].mutex(key.as_str()).lock().await.expect("the lock");
@@ -81,7 +80,7 @@ pub(super) async fn fair_is_first_come_first_served<F: Fn() -> B, B: Backend>(su
 }
 
 /// Steady readers in one process, a writer in another.
-pub(super) async fn writers_are_not_starved<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn writers_are_not_starved(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-w"));
     let mut readers = Vec::new();
     for n in 0..4_u64 {
@@ -107,7 +106,7 @@ pub(super) async fn writers_are_not_starved<F: Fn() -> B, B: Backend>(suite: &Su
 }
 
 /// Steady writers in one process, a reader in another.
-pub(super) async fn readers_are_not_starved<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn readers_are_not_starved(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-r"));
     let mut writers = Vec::new();
     for _ in 0..4 {
@@ -131,7 +130,7 @@ pub(super) async fn readers_are_not_starved<F: Fn() -> B, B: Backend>(suite: &Su
     writers.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-pub(super) async fn many_permits_are_not_starved<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn many_permits_are_not_starved(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-p"));
     let held = one.semaphore(key.as_str(), 4).take(2).lock().await.expect("permits");
     let many = two.semaphore(key.as_str(), 4).take(4);
@@ -144,7 +143,7 @@ pub(super) async fn many_permits_are_not_starved<F: Fn() -> B, B: Backend>(suite
 }
 
 /// Tasks of one process pass the lock on without asking the backend each time.
-pub(super) async fn hand_over_stays_inside_the_process<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn hand_over_stays_inside_the_process(suite: &Suite) {
     let handed_over = Arc::new(AtomicU64::new(0));
     let client = suite.client_of(|builder| {
         let handed_over = handed_over.clone();
@@ -168,7 +167,7 @@ pub(super) async fn hand_over_stays_inside_the_process<F: Fn() -> B, B: Backend>
     assert!(count >= 18, "{count} of 20 were handed over");
 }
 
-pub(super) async fn waiters_are_bounded<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn waiters_are_bounded(suite: &Suite) {
     let client = suite.client_of(|builder| builder.max_waiters(3));
     let key = suite.key("bounded");
     let guard = client.mutex(key.as_str()).lock().await.expect("the lock");
@@ -191,7 +190,7 @@ pub(super) async fn waiters_are_bounded<F: Fn() -> B, B: Backend>(suite: &Suite<
     drop(guard);
 }
 
-pub(super) async fn a_zero_wait_tries_once<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_zero_wait_tries_once(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("zero"));
     let lock = two.mutex(key.as_str()).wait(Duration::ZERO);
     drop(lock.lock().await.expect("a free lock"));
