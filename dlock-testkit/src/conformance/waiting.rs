@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::{Dlock, ErrorKind, Event};
+use dlock_core::{Dlock, ErrorKind, Event, Guard, Lock};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{SOON, Suite, all, eventually, is_free};
@@ -79,55 +80,47 @@ pub(super) async fn fair_is_first_come_first_served(suite: &Suite) {
     assert_eq!(*order.lock().expect("the order"), (0..8).collect::<Vec<_>>());
 }
 
+/// Takes the lock again and again.
+fn steady(lock: Lock<Guard>, starts_after: Duration, holds: Duration) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        tokio::time::sleep(starts_after).await;
+        loop {
+            let guard = lock.lock().await.expect("the lock");
+            tokio::time::sleep(holds).await;
+            drop(guard);
+        }
+    })
+}
+
+/// Each of these has its turn beside the steady ones.
+async fn have_their_turns(steady: Vec<JoinHandle<()>>, locks: [Lock<Guard>; 2]) {
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    for lock in locks {
+        let began = Instant::now();
+        drop(lock.lock().await.expect("its turn"));
+        let waited = began.elapsed();
+        assert!(waited < Duration::from_secs(2), "{lock:?} waited {waited:?}");
+    }
+    steady.iter().for_each(JoinHandle::abort);
+}
+
 /// Steady readers in one process, a writer in another.
 pub(super) async fn writers_are_not_starved(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-w"));
-    let mut readers = Vec::new();
-    for n in 0..4_u64 {
+    let reader = |n: u64| {
         let lock = one.rwlock(key.as_str()).read();
-        readers.push(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(3 * n)).await;
-            loop {
-                let guard = lock.lock().await.expect("the lock");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                drop(guard);
-            }
-        }));
-    }
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    for client in [&two, &one] {
-        let writer = client.rwlock(key.as_str()).write();
-        let began = Instant::now();
-        drop(writer.lock().await.expect("the writer's turn"));
-        let waited = began.elapsed();
-        assert!(waited < Duration::from_secs(2), "the writer waited {waited:?}");
-    }
-    readers.iter().for_each(tokio::task::JoinHandle::abort);
+        steady(lock, Duration::from_millis(3 * n), Duration::from_millis(10))
+    };
+    let writers = [&two, &one].map(|client| client.rwlock(key.as_str()).write());
+    have_their_turns((0..4).map(reader).collect(), writers).await;
 }
 
 /// Steady writers in one process, a reader in another.
 pub(super) async fn readers_are_not_starved(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-r"));
-    let mut writers = Vec::new();
-    for _ in 0..4 {
-        let lock = one.mutex(key.as_str());
-        writers.push(tokio::spawn(async move {
-            loop {
-                let guard = lock.lock().await.expect("the lock");
-                tokio::time::sleep(Duration::from_millis(2)).await;
-                drop(guard);
-            }
-        }));
-    }
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    for client in [&two, &one] {
-        let reader = client.rwlock(key.as_str()).read();
-        let began = Instant::now();
-        drop(reader.lock().await.expect("the reader's turn"));
-        let waited = began.elapsed();
-        assert!(waited < Duration::from_secs(2), "the reader waited {waited:?}");
-    }
-    writers.iter().for_each(tokio::task::JoinHandle::abort);
+    let writer = |_| steady(one.mutex(key.as_str()), Duration::ZERO, Duration::from_millis(2));
+    let readers = [&two, &one].map(|client| client.rwlock(key.as_str()).read());
+    have_their_turns((0..4).map(writer).collect(), readers).await;
 }
 
 pub(super) async fn many_permits_are_not_starved(suite: &Suite) {
@@ -184,7 +177,7 @@ pub(super) async fn waiters_are_bounded(suite: &Suite) {
         let error = lock.lock().await.expect_err("too many");
         assert_eq!(error.kind(), ErrorKind::Overloaded);
         assert!(error.to_string().contains("max_waiters"), "{error}");
-        tasks.iter().for_each(tokio::task::JoinHandle::abort);
+        tasks.iter().for_each(JoinHandle::abort);
         eventually("they are gone", async || client.local_state().waiting.is_empty()).await;
     }
     drop(guard);
