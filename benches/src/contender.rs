@@ -22,6 +22,19 @@ pub enum Peer {
     Raw,
 }
 
+/// The locks of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Locks {
+    /// Where they are.
+    pub url: String,
+    /// Who is measured, if not dlock.
+    pub peer: Option<Peer>,
+    /// What their keys start with.
+    pub run: String,
+    /// Their ttl.
+    pub ttl: Duration,
+}
+
 /// One way to lock some keys.
 #[derive(Debug)]
 pub struct Contender {
@@ -75,14 +88,8 @@ impl Contender {
     ///
     /// # Errors
     /// If the URL cannot be used or the server does not answer.
-    pub async fn new(
-        url: &str,
-        peer: Option<Peer>,
-        run: &str,
-        keys: usize,
-        tasks: usize,
-        ttl: Duration,
-    ) -> Result<Self> {
+    pub async fn new(locks: &Locks, keys: usize, tasks: usize) -> Result<Self> {
+        let &Locks { ref url, peer, ref run, ttl } = locks;
         let names = || (0..keys).map(|key| format!("{run}:{key}"));
         let kind = match peer {
             None => {

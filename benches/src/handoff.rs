@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checker::{self, Checker, Interval};
 use crate::clock;
-use crate::contender::{Contender, Peer};
+use crate::contender::{Contender, Locks, Peer};
 use crate::fleet::{Fleet, Job, Launcher, Report};
 use crate::measure::{Measured, Recorder};
 use crate::server;
@@ -26,16 +26,10 @@ const TURN: Duration = Duration::from_millis(2);
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Where the lock is.
-    pub url: String,
-    /// Who is measured, if not dlock.
-    pub peer: Option<Peer>,
+    /// Of which the first is handed over.
+    pub locks: Locks,
     /// How many hand-overs are wanted.
     pub rounds: usize,
-    /// The ttl of the lock.
-    pub ttl: Duration,
-    /// What the key of this run starts with.
-    pub run: String,
 }
 
 /// What `--json` prints.
@@ -60,7 +54,7 @@ pub struct Outcome {
 /// # Errors
 /// If the backend is not shared between processes or cannot be reached.
 pub async fn run(plan: Plan, launcher: &Launcher) -> Result<Outcome> {
-    if server::is_embedded(&plan.url) {
+    if server::is_embedded(&plan.locks.url) {
         bail!("memory:// is inside one process; a hand-over needs a server, such as redis://");
     }
     if plan.rounds == 0 {
@@ -88,8 +82,8 @@ pub async fn run(plan: Plan, launcher: &Launcher) -> Result<Outcome> {
     }
     Ok(Outcome {
         workload: "handoff".into(),
-        peer: plan.peer,
-        backend: server::backend(&plan.url).into(),
+        peer: plan.locks.peer,
+        backend: server::backend(&plan.locks.url).into(),
         processes: 2,
         rounds: handovers.len().saturating_sub(WARM_UP),
         p50_us: latency.p50_us,
@@ -130,8 +124,7 @@ impl Part {
     /// # Errors
     /// If the backend cannot be reached.
     pub async fn prepare(plan: Plan) -> Result<Self> {
-        let Plan { url, peer, run, ttl, .. } = &plan;
-        let contender = Contender::new(url, *peer, run, 1, 1, *ttl).await?;
+        let contender = Contender::new(&plan.locks, 1, 1).await?;
         Ok(Part { contender, plan })
     }
 

@@ -15,7 +15,7 @@ use crate::{clock, server};
 const AT_ONCE: usize = 256;
 
 /// What to do.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     /// Where the locks are.
     pub url: String,

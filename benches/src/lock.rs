@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checker::{self, Checker};
 use crate::clock;
-use crate::contender::{Contender, Peer};
+use crate::contender::{Contender, Locks, Peer};
 use crate::fleet::{Fleet, Job, Launcher, Report};
 use crate::measure::{Latency, Measured, Recorder, rounded};
 use crate::server;
@@ -28,10 +28,8 @@ const SEEN_WELL: Duration = Duration::from_millis(1);
 /// What to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Where the locks are.
-    pub url: String,
-    /// Who is measured, if not dlock.
-    pub peer: Option<Peer>,
+    /// What is locked.
+    pub locks: Locks,
     /// How many tasks each process runs.
     pub tasks: usize,
     /// How many keys there are. At least as many as tasks in all: each task has
@@ -41,16 +39,12 @@ pub struct Plan {
     pub processes: usize,
     /// How long each lock is held.
     pub hold: Duration,
-    /// The ttl of the locks.
-    pub ttl: Duration,
     /// How long the load runs before it is counted.
     pub warmup: Duration,
     /// How long it is counted.
     pub duration: Duration,
     /// How many operations a second are wanted, over all processes.
     pub rate: Option<f64>,
-    /// What the keys of this run start with.
-    pub run: String,
     /// The number of this process.
     pub process: usize,
 }
@@ -89,11 +83,11 @@ impl Plan {
         if self.rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
             bail!("the rate must be above zero");
         }
-        if server::is_embedded(&self.url) {
+        if server::is_embedded(&self.locks.url) {
             if self.processes > 1 {
                 bail!("memory:// is inside one process; several need a server, such as redis://");
             }
-            if self.peer.is_some() {
+            if self.locks.peer.is_some() {
                 bail!("the peers lock in Redis; give --url redis://...");
             }
         }
@@ -109,8 +103,8 @@ impl Plan {
         let seconds = self.duration.as_secs_f64();
         Outcome {
             workload: "lock".into(),
-            peer: self.peer,
-            backend: server::backend(&self.url).into(),
+            peer: self.locks.peer,
+            backend: server::backend(&self.locks.url).into(),
             tasks: self.tasks,
             keys: self.keys,
             processes: self.processes,
@@ -163,9 +157,8 @@ impl Part {
     /// # Errors
     /// If the backend cannot be reached.
     pub async fn prepare(plan: Plan) -> Result<Self> {
-        let Plan { url, peer, run, keys, tasks, ttl, processes, .. } = &plan;
-        let contender = Contender::new(url, *peer, run, *keys, *tasks, *ttl).await?;
-        let checker = Arc::new(Checker::new(*keys, *processes > 1));
+        let contender = Contender::new(&plan.locks, plan.keys, plan.tasks).await?;
+        let checker = Arc::new(Checker::new(plan.keys, plan.processes > 1));
         Ok(Part { contender: Arc::new(contender), checker, plan })
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use benches::contender::Peer;
+use benches::contender::{Locks, Peer};
 use benches::fleet::Launcher;
 use benches::seller::Method;
 use benches::{deduct, fleet, handoff, held, lock};
@@ -169,14 +169,11 @@ impl Bench {
             Workload::Worker => fleet::work().await,
             Workload::Lock(it) => {
                 let plan = lock::Plan {
-                    url,
-                    run,
-                    peer: it.peer.map(Peer::from),
+                    locks: Locks { url, run, peer: it.peer.map(Peer::from), ttl: it.ttl },
                     tasks: it.tasks,
                     keys: it.keys,
                     processes: it.processes,
                     hold: it.hold,
-                    ttl: it.ttl,
                     warmup: it.warmup,
                     duration: it.duration,
                     rate: it.rate,
@@ -186,7 +183,8 @@ impl Bench {
             }
             Workload::Handoff(it) => {
                 let peer = it.peer.map(Peer::from);
-                let plan = handoff::Plan { url, run, peer, rounds: it.rounds, ttl: it.ttl };
+                let locks = Locks { url, run, peer, ttl: it.ttl };
+                let plan = handoff::Plan { locks, rounds: it.rounds };
                 show(common, &handoff::run(plan, &launcher()?).await?)
             }
             Workload::Deduct(it) => {

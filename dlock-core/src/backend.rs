@@ -195,6 +195,53 @@ pub trait Backend: Send + Sync + 'static {
     }
 }
 
+/// A backend whose type is not known, or need not be.
+impl<B: Backend + ?Sized> Backend for Box<B> {
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+
+    fn open(&self, client: u64, listener: Weak<dyn Listener>) {
+        (**self).open(client, listener);
+    }
+
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Attempt>> {
+        (**self).acquire(claim)
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<Renewed>>> {
+        (**self).renew(leases)
+    }
+
+    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<Released>> {
+        (**self).release(lease, how)
+    }
+
+    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+        (**self).combined(requests)
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
+        (**self).inspect(key)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>> {
+        (**self).list(prefix, cursor)
+    }
+
+    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
+        (**self).break_lock(key, by)
+    }
+
+    fn ping(&self) -> Call<'_, Result<()>> {
+        (**self).ping()
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        (**self).as_any()
+    }
+}
+
 /// A place in a listing; start with the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor(pub String);

@@ -1,36 +1,25 @@
 //! Configuration: from code, a file, the environment or a URL. Each option has
 //! one name and one meaning, wherever it is written.
 
+mod backends;
+mod file;
+pub(crate) mod values;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use url::Url;
 
-use crate::backend::Backend;
-use crate::backend::memory::Memory;
-#[cfg(feature = "redis")]
-use crate::backend::redis::{Provider, Redis, TlsFiles};
+use self::backends::parse_url;
+use self::values::{dotted, duration, fault, is_not_ours, number, patience};
 use crate::engine::Limits;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::Result;
 use crate::gate::HandoverLimits;
 
 /// The longest ttl and the longest `release_after`.
 pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// The URL schemes that are built in.
-const SCHEMES: &[&str] = &[
-    "memory",
-    #[cfg(feature = "redis")]
-    "redis",
-    #[cfg(feature = "redis")]
-    "rediss",
-    #[cfg(feature = "redis")]
-    "redis+unix",
-];
 
 /// The options of a [`Config`]; the same names in a file, in a URL's query and,
 /// in capitals after the prefix, in the environment.
@@ -308,46 +297,6 @@ impl Config {
         Ok(())
     }
 
-    #[cfg(feature = "redis")]
-    pub(crate) fn tls_files(&self) -> TlsFiles {
-        let (ca, cert, key) = (self.tls_ca.clone(), self.tls_cert.clone(), self.tls_key.clone());
-        TlsFiles { ca, cert, key }
-    }
-
-    /// The backend that the URL names. The only list of backends there is.
-    pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
-        let url = parse_url(&self.url)?;
-        let password = self.password_file.as_deref().map(read_password).transpose()?;
-        match url.scheme() {
-            "memory" => {
-                if password.is_some() || !url.username().is_empty() || url.password().is_some() {
-                    return Err(fault(
-                        "memory:// has no users or passwords; remove them and `password_file`"
-                            .into(),
-                    ));
-                }
-                if !matches!(url.path(), "" | "/") {
-                    return Err(fault("memory:// takes a name and no path: memory://name".into()));
-                }
-                let name = url.host_str().unwrap_or("");
-                Ok(Arc::new(Memory::shared(name, &self.namespace)))
-            }
-            #[cfg(feature = "redis")]
-            "redis" | "rediss" | "redis+unix" => Ok(Arc::new(Redis::configured(self, &url, None)?)),
-            unknown => Err(unknown_scheme(unknown)),
-        }
-    }
-
-    /// The Redis that the URL names, with credentials from a provider.
-    #[cfg(feature = "redis")]
-    pub(crate) fn redis_with(&self, provider: Provider) -> Result<Arc<dyn Backend>> {
-        let url = parse_url(&self.url)?;
-        if url.scheme() == "memory" {
-            return Err(fault("credentials are of no use to memory://".into()));
-        }
-        Ok(Arc::new(Redis::configured(self, &url, Some(provider))?))
-    }
-
     pub(crate) fn limits(&self) -> Limits {
         Limits {
             handover: HandoverLimits { count: self.max_handovers, tenure: self.max_tenure },
@@ -375,147 +324,11 @@ fn redacted(url: &str) -> String {
     }
 }
 
-pub(crate) fn read_password(path: &Path) -> Result<String> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        fault(format!("cannot read `password_file` {}: {error}", path.display()))
-    })?;
-    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
-}
-
-fn fault(what: String) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
-}
-
-fn unknown_scheme(scheme: &str) -> Error {
-    fault(format!("unknown scheme `{scheme}://`; built in: {}://", SCHEMES.join("://, ")))
-}
-
-fn parse_url(text: &str) -> Result<Url> {
-    // The text may hold a password, so it is never repeated.
-    let url = Url::parse(text).map_err(|error| {
-        fault(format!("the URL cannot be read ({error}); write for example memory://"))
-    })?;
-    if !SCHEMES.contains(&url.scheme()) {
-        return Err(unknown_scheme(url.scheme()));
-    }
-    Ok(url)
-}
-
-fn duration(name: &str, value: &str) -> Result<Duration> {
-    humantime::parse_duration(value)
-        .or_else(|error| if value == "0" { Ok(Duration::ZERO) } else { Err(error) })
-        .map_err(|error| {
-            fault(format!("`{name}`: {error}; write a duration such as 150ms, 30s, 5m or 1h"))
-        })
-}
-
-fn patience(name: &str, value: &str) -> Result<Option<Duration>> {
-    if value == "unlimited" { Ok(None) } else { duration(name, value).map(Some) }
-}
-
-/// `policy_payments_ttl`, as a variable has to be called, is `policy.payments.ttl`.
-fn dotted(name: &str) -> String {
-    let policy = name.strip_prefix("policy_").and_then(|rest| rest.rsplit_once('_'));
-    policy.map_or_else(|| name.to_owned(), |(policy, option)| format!("policy.{policy}.{option}"))
-}
-
-fn number<T: std::str::FromStr<Err: fmt::Display>>(name: &str, value: &str) -> Result<T> {
-    value.parse().map_err(|error| fault(format!("`{name}` is no such number: {error}")))
-}
-
-/// Variables that start like ours and are not.
-fn is_not_ours(name: &str) -> bool {
-    matches!(name, "KEY" | "TOKEN" | "REQUIRE_SERVERS")
-        || name.starts_with("TEST_")
-        || name.starts_with("SERVICE_")
-        || name == "PORT"
-        || name.starts_with("PORT_")
-}
-
-impl<'de> Deserialize<'de> for Config {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Options;
-
-        impl<'de> Visitor<'de> for Options {
-            type Value = Config;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a map of the options {}", OPTIONS.join(", "))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Config, A::Error> {
-                let mut options = Vec::new();
-                while let Some((name, value)) = map.next_entry::<String, Setting>()? {
-                    value.flatten(name, &mut options);
-                }
-                options.sort_by_key(|(name, _)| name != "url"); // as for the environment
-                let mut config = Config::default();
-                for (name, value) in options {
-                    config.set(&name, &value).map_err(de::Error::custom)?;
-                }
-                Ok(config)
-            }
-        }
-
-        deserializer.deserialize_map(Options)
-    }
-}
-
-/// A text, a number as its text, or a table of such.
-enum Setting {
-    Text(String),
-    Table(Vec<(String, Setting)>),
-}
-
-impl Setting {
-    /// `{ policy: { payments: { ttl } } }` is `policy.payments.ttl`.
-    fn flatten(self, name: String, options: &mut Vec<(String, String)>) {
-        match self {
-            Setting::Text(text) => options.push((name, text)),
-            Setting::Table(table) => {
-                for (inner, setting) in table {
-                    setting.flatten(format!("{name}.{inner}"), options);
-                }
-            }
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Setting {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-
-        impl<'de> Visitor<'de> for Any {
-            type Value = Setting;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, a whole number or a table of them")
-            }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Setting, E> {
-                Ok(Setting::Text(text.to_owned()))
-            }
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Setting, E> {
-                Ok(Setting::Text(number.to_string()))
-            }
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Setting, E> {
-                Ok(Setting::Text(number.to_string()))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Setting, A::Error> {
-                let mut table = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    table.push(entry);
-                }
-                Ok(Setting::Table(table))
-            }
-        }
-
-        deserializer.deserialize_any(Any)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::values::read_password;
     use super::*;
+    use crate::error::ErrorKind;
 
     fn env(vars: &[(&str, &str)]) -> Result<Config> {
         let vars = vars.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));

@@ -34,30 +34,30 @@ use dlock_core::{Builder, Dlock};
 use crate::faulty::{Faulty, Switch};
 
 /// A backend under test.
-pub struct Suite<F> {
-    backend: F,
+pub struct Suite {
+    backend: Box<dyn Fn() -> Box<dyn Backend>>,
     keys: AtomicU64,
 }
 
 type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// One promise.
-pub struct Trial<F> {
+pub struct Trial {
     /// What is promised.
     pub name: &'static str,
     /// Whether it applies to a backend.
     pub applies: fn(&Capabilities) -> bool,
     /// Tries it; panics if it is broken.
-    pub run: for<'a> fn(&'a Suite<F>) -> Running<'a>,
+    pub run: for<'a> fn(&'a Suite) -> Running<'a>,
 }
 
-impl<F> std::fmt::Debug for Trial<F> {
+impl std::fmt::Debug for Trial {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name)
     }
 }
 
-impl<F> std::fmt::Debug for Suite<F> {
+impl std::fmt::Debug for Suite {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Suite")
     }
@@ -67,7 +67,7 @@ impl<F> std::fmt::Debug for Suite<F> {
 macro_rules! trials {
     ($($module:ident::$name:ident $(if $need:ident)*;)*) => {
         /// All promises.
-        pub fn trials() -> Vec<Trial<F>> {
+        pub fn trials() -> Vec<Trial> {
             vec![$(Trial {
                 name: stringify!($name),
                 applies: |_capabilities| true $(&& _capabilities.$need)*,
@@ -77,14 +77,10 @@ macro_rules! trials {
     };
 }
 
-impl<F, B> Suite<F>
-where
-    F: Fn() -> B,
-    B: Backend,
-{
+impl Suite {
     /// A suite for the store that all these backends share.
-    pub fn new(backend: F) -> Self {
-        Suite { backend, keys: AtomicU64::new(0) }
+    pub fn new<B: Backend>(backend: impl Fn() -> B + 'static) -> Self {
+        Suite { backend: Box::new(move || Box::new(backend())), keys: AtomicU64::new(0) }
     }
 
     trials! {

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dlock_core::backend::Cursor;
-use dlock_core::{Dlock, ErrorKind, Event, Plant, Released, State};
+use dlock_core::{Dlock, ErrorKind, Event, Plant, Released, Result, State};
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::holds::Stay;
 use dlock_testkit::proxy::{Once, Proxy, Way};
 use dlock_testkit::records::Judge;
 use dlock_testkit::redis::{RedisServer, TTL, client};
+use tokio::task::JoinHandle;
 
 const LONG: Duration = Duration::from_secs(30);
 const CALL: Duration = Duration::from_millis(700);
@@ -21,6 +22,45 @@ async fn proxied(server: &RedisServer) -> (Proxy, Dlock) {
     let proxy = Proxy::start(server.port()).await;
     let client = client(&proxy.url()).call_timeout(CALL).connect_lazy().expect("a client");
     (proxy, client)
+}
+
+/// A client through a proxy and one beside it.
+struct Scene {
+    server: RedisServer,
+    proxy: Proxy,
+    one: Dlock,
+    two: Dlock,
+}
+
+impl Scene {
+    async fn start() -> Option<Self> {
+        let server = RedisServer::start()?;
+        let (proxy, one) = proxied(&server).await;
+        let two = server.client();
+        Some(Scene { server, proxy, one, two })
+    }
+
+    /// Nothing is left when both clients are gone.
+    async fn end(self) {
+        drop((self.one, self.two));
+        self.server.assert_nothing_left().await;
+    }
+}
+
+/// Until the server knows of the one that waits for "a".
+async fn somebody_waits(client: &Dlock) {
+    eventually("it waits", async || {
+        client.inspect("a").await.expect("an inspection").waiters.len() == 1
+    })
+    .await;
+}
+
+/// A task that waits for "a", which this client sees.
+async fn waiting(waiter: &Dlock, seen_by: &Dlock) -> JoinHandle<Result<()>> {
+    let lock = waiter.mutex("a").ttl(LONG);
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    somebody_waits(seen_by).await;
+    waiting
 }
 
 async fn is_free(client: &Dlock, key: &str) -> bool {
@@ -92,9 +132,8 @@ async fn row_02_a_failed_renewal_is_tried_again() {
 /// The answers of an acquire and of a release are lost, and requests come twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_04_a_lost_answer_gives_the_same_grant() {
-    let Some(server) = RedisServer::start() else { return };
-    let (proxy, one) = proxied(&server).await;
-    let two = server.client();
+    let Some(scene) = Scene::start().await else { return };
+    let Scene { proxy, one, two, .. } = &scene;
     let warm = one.mutex("warm").lock().await.expect("the lock");
     drop(warm);
     let mut last = 0;
@@ -112,11 +151,10 @@ async fn row_04_a_lost_answer_gives_the_same_grant() {
             Ok(outcome) => assert_eq!(outcome, Released::Released),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error}"),
         }
-        eventually("it is free", async || is_free(&two, "a").await).await;
+        eventually("it is free", async || is_free(two, "a").await).await;
     }
     assert_eq!(proxy.done(), 4);
-    drop((one, two));
-    server.assert_nothing_left().await;
+    scene.end().await;
 }
 
 /// Futures are dropped after any number of polls, on a network slow enough to
@@ -124,9 +162,8 @@ async fn row_04_a_lost_answer_gives_the_same_grant() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_05_whatever_is_dropped_leaves_nothing() {
     use std::task::{Context, Waker};
-    let Some(server) = RedisServer::start() else { return };
-    let (proxy, one) = proxied(&server).await;
-    let two = server.client();
+    let Some(scene) = Scene::start().await else { return };
+    let Scene { proxy, one, two, .. } = &scene;
     proxy.delay(Way::ToServer, Duration::from_millis(4));
     proxy.delay(Way::ToClient, Duration::from_millis(4));
     for busy in [false, true] {
@@ -158,33 +195,24 @@ async fn row_05_whatever_is_dropped_leaves_nothing() {
             drop(held);
             let began = Instant::now();
             eventually("all of it is free", async || {
-                is_free(&two, "a").await && is_free(&two, "b").await
+                is_free(two, "a").await && is_free(two, "b").await
             })
             .await;
             assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
         }
     }
-    drop((one, two));
-    server.assert_nothing_left().await;
+    scene.end().await;
 }
 
 /// The message that hands the lock over is lost, or its connection killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_06_a_lost_wake_up_costs_about_a_second() {
-    let Some(server) = RedisServer::start() else { return };
-    let (proxy, waiter) = proxied(&server).await;
-    let holder = server.client();
+    let Some(scene) = Scene::start().await else { return };
+    let Scene { server, proxy, one: waiter, two: holder } = &scene;
     drop(waiter.mutex("warm").lock().await.expect("the lock"));
     for round in 0..4 {
         let guard = holder.mutex("a").ttl(LONG).lock().await.expect("the lock");
-        let waiting = tokio::spawn({
-            let lock = waiter.mutex("a").ttl(LONG);
-            async move { lock.lock().await.map(drop) }
-        });
-        eventually("it waits", async || {
-            holder.inspect("a").await.expect("an inspection").waiters.len() == 1
-        })
-        .await;
+        let waiting = waiting(waiter, holder).await;
         if round % 2 == 0 {
             proxy.once(Once::LosePush, "");
         } else {
@@ -196,8 +224,7 @@ async fn row_06_a_lost_wake_up_costs_about_a_second() {
         assert!(began.elapsed() < Duration::from_millis(2_500), "{:?}", began.elapsed());
     }
     assert_eq!(proxy.done(), 2, "two messages were lost");
-    drop((holder, waiter));
-    server.assert_nothing_left().await;
+    scene.end().await;
 }
 
 /// The same with a client that never looks again.
@@ -209,14 +236,7 @@ async fn control_a_waiter_that_only_listens_is_found() {
     let holder = server.client();
     drop(waiter.mutex("warm").lock().await.expect("the lock"));
     let guard = holder.mutex("a").ttl(LONG).lock().await.expect("the lock");
-    let waiting = tokio::spawn({
-        let lock = waiter.mutex("a").ttl(LONG);
-        async move { lock.lock().await.map(drop) }
-    });
-    eventually("it waits", async || {
-        holder.inspect("a").await.expect("an inspection").waiters.len() == 1
-    })
-    .await;
+    let waiting = waiting(&waiter, &holder).await;
     proxy.once(Once::LosePush, "");
     drop(guard);
     tokio::time::sleep(Duration::from_millis(2_500)).await;
@@ -263,9 +283,8 @@ async fn row_07_half_open_connections_end_by_the_time_out() {
 /// test looks.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_21_a_late_acquire_leaves_no_ghost() {
-    let Some(server) = RedisServer::start() else { return };
-    let (proxy, client) = proxied(&server).await;
-    let other = server.client();
+    let Some(scene) = Scene::start().await else { return };
+    let Scene { server, proxy, one: client, two: other } = &scene;
     drop(client.mutex("warm").lock().await.expect("the lock"));
     for round in 0..10_u32 {
         let key = format!("ghost-{round}");
@@ -293,15 +312,14 @@ async fn row_21_a_late_acquire_leaves_no_ghost() {
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
         // Whatever was held back has arrived, and if it took the lock that is undone.
         eventually("old connections have ended", async || proxy.open() <= 2).await;
-        eventually("it stays free", async || is_free(&other, &key).await).await;
+        eventually("it stays free", async || is_free(other, &key).await).await;
     }
     // A client that is gone undoes nothing, so it stays until there is nothing to undo.
     eventually("no lock is left", async || {
         other.list("ghost", Cursor::default()).await.is_ok_and(|page| page.keys.is_empty())
     })
     .await;
-    drop((client, other));
-    server.assert_nothing_left().await;
+    scene.end().await;
 }
 
 /// How the hand-over of row 22 goes: whether the waiter believes to hold the lock
@@ -324,10 +342,7 @@ async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) ->
             records.into_iter().flatten().for_each(|record| judge.add(record));
         }
     });
-    eventually("it waits", async || {
-        holder.inspect("a").await.expect("an inspection").waiters.len() == 1
-    })
-    .await;
+    somebody_waits(&holder).await;
     proxy.stall(&[Way::ToClient]);
     assert_eq!(guard.release().await.expect("an answer"), Released::Released);
     // The lock is the waiter's, who does not know; when that has ended, a third's.

@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use dlock_core::backend::Backend;
 use dlock_core::{Dlock, Result};
 
 use super::{Suite, eventually, is_free};
@@ -63,7 +62,7 @@ async fn polled(future: &mut Acquiring, times: usize) -> bool {
 
 /// Polls each acquire n times and drops it, for every n, while the lock is free,
 /// while it is held, and while it is let go in between.
-pub(super) async fn dropped_at_any_poll<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn dropped_at_any_poll(suite: &Suite) {
     let (one, other) = (suite.client(), suite.client());
     let kinds = acquires(&one, "unused").len();
     for kind in 0..kinds {
@@ -97,7 +96,7 @@ pub(super) async fn dropped_at_any_poll<F: Fn() -> B, B: Backend>(suite: &Suite<
     assert!(state.held.is_empty() && state.waiting.is_empty(), "{state:?}");
 }
 
-pub(super) async fn dropped_guards_release<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn dropped_guards_release(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("dropped"));
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
     drop(one); // the guard alone keeps the client going
@@ -107,7 +106,7 @@ pub(super) async fn dropped_guards_release<F: Fn() -> B, B: Backend>(suite: &Sui
     eventually("free", async || is_free(&two, &key).await).await;
 }
 
-pub(super) async fn a_panic_releases<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_panic_releases(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("panic"));
     let lock = one.mutex(key.as_str());
     let task = tokio::spawn(async move {

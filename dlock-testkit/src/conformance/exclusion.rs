@@ -12,7 +12,7 @@ use super::{Suite, TTL, all, eventually, is_free};
 use crate::history::History;
 
 /// Tasks of several processes, with hand-overs inside each: overlap and tokens.
-pub(super) async fn one_holder_at_a_time<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn one_holder_at_a_time(suite: &Suite) {
     let history = Arc::new(History::default());
     let key = suite.key("exclusion");
     let mut tasks = Vec::new();
@@ -42,7 +42,7 @@ pub(super) async fn one_holder_at_a_time<F: Fn() -> B, B: Backend>(suite: &Suite
     eventually("rest", async || is_free(&client, &key).await).await;
 }
 
-pub(super) async fn try_lock_says_busy<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn try_lock_says_busy(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("try"));
     let guard = one.mutex(key.as_str()).try_lock().await.expect("an answer").expect("the lock");
     assert!(one.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
@@ -51,7 +51,7 @@ pub(super) async fn try_lock_says_busy<F: Fn() -> B, B: Backend>(suite: &Suite<F
     assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_some());
 }
 
-pub(super) async fn tokens_rise_over_clients<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn tokens_rise_over_clients(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("tokens"));
     let mut last = 0;
     for round in 0..20 {
@@ -63,7 +63,7 @@ pub(super) async fn tokens_rise_over_clients<F: Fn() -> B, B: Backend>(suite: &S
     }
 }
 
-pub(super) async fn readers_share_and_writers_exclude<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn readers_share_and_writers_exclude(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("rw"));
     let (one, two) = (one.rwlock(key.as_str()), two.rwlock(key.as_str()));
     let first = one.read().lock().await.expect("the lock");
@@ -81,7 +81,7 @@ pub(super) async fn readers_share_and_writers_exclude<F: Fn() -> B, B: Backend>(
 }
 
 /// Readers that come long after each other, or with another ttl, share all the same.
-pub(super) async fn late_readers_share<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn late_readers_share(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("late"));
     let (here, there) = (one.rwlock(key.as_str()).read(), two.rwlock(key.as_str()).read());
     let mut guards = vec![here.lock().await.expect("the lock")];
@@ -96,7 +96,7 @@ pub(super) async fn late_readers_share<F: Fn() -> B, B: Backend>(suite: &Suite<F
     drop(two.mutex(key.as_str()).lock().await.expect("the writer"));
 }
 
-pub(super) async fn mixed_readers_and_writers<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn mixed_readers_and_writers(suite: &Suite) {
     let history = Arc::new(History::default());
     let key = suite.key("mixed");
     let mut tasks = Vec::new();
@@ -121,7 +121,7 @@ pub(super) async fn mixed_readers_and_writers<F: Fn() -> B, B: Backend>(suite: &
     history.assert_clean();
 }
 
-pub(super) async fn a_mutex_is_a_writer<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_mutex_is_a_writer(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("same"));
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
     assert!(two.rwlock(key.as_str()).read().try_lock().await.expect("an answer").is_none());
@@ -129,7 +129,7 @@ pub(super) async fn a_mutex_is_a_writer<F: Fn() -> B, B: Backend>(suite: &Suite<
     drop(guard);
 }
 
-pub(super) async fn downgrade_lets_readers_in<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn downgrade_lets_readers_in(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("downgrade"));
     let writer = one.rwlock(key.as_str()).write().lock().await.expect("the lock");
     let token = writer.token();
@@ -144,7 +144,7 @@ pub(super) async fn downgrade_lets_readers_in<F: Fn() -> B, B: Backend>(suite: &
     assert!(guard.token() > token);
 }
 
-pub(super) async fn a_semaphore_has_a_capacity<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_semaphore_has_a_capacity(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("semaphore"));
     let (one, two) = (one.semaphore(key.as_str(), 5), two.semaphore(key.as_str(), 5));
     let three = one.take(3).lock().await.expect("permits");
@@ -157,7 +157,7 @@ pub(super) async fn a_semaphore_has_a_capacity<F: Fn() -> B, B: Backend>(suite: 
     drop((rest, again));
 }
 
-pub(super) async fn a_semaphore_is_apart_from_a_lock<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_semaphore_is_apart_from_a_lock(suite: &Suite) {
     let (client, key) = (suite.client(), suite.key("apart"));
     let guard = client.mutex(key.as_str()).lock().await.expect("the lock");
     let permit = client.semaphore(key.as_str(), 1).take(1).try_lock().await.expect("an answer");
@@ -165,7 +165,7 @@ pub(super) async fn a_semaphore_is_apart_from_a_lock<F: Fn() -> B, B: Backend>(s
     drop(guard);
 }
 
-pub(super) async fn all_of_never_deadlocks<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn all_of_never_deadlocks(suite: &Suite) {
     let (a, b, c) = (suite.key("all-a"), suite.key("all-b"), suite.key("all-c"));
     let orders = [[&a, &b, &c], [&c, &b, &a], [&b, &c, &a], [&b, &b, &a]];
     let mut tasks = Vec::new();
@@ -184,7 +184,7 @@ pub(super) async fn all_of_never_deadlocks<F: Fn() -> B, B: Backend>(suite: &Sui
     all(tasks).await;
 }
 
-pub(super) async fn all_of_releases_on_failure<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn all_of_releases_on_failure(suite: &Suite) {
     let (one, two) = (suite.client(), suite.client());
     let (a, b) = (suite.key("part-a"), suite.key("part-b"));
     let (first, last) = (a.clone().min(b.clone()), a.max(b));
@@ -223,22 +223,22 @@ fn claim(key: &str, owner: u128) -> Claim {
 }
 
 /// A backend to be called without a client.
-fn raw<F: Fn() -> B, B: Backend>(suite: &Suite<F>) -> (B, Arc<dyn Listener>) {
+fn raw(suite: &Suite) -> (Box<dyn Backend>, Arc<dyn Listener>) {
     let backend = (suite.backend)();
     let deaf: Arc<dyn Listener> = Arc::new(Deaf);
     backend.open(u64::MAX, Arc::downgrade(&deaf));
     (backend, deaf)
 }
 
-async fn try_claim(backend: &impl Backend, claim: &Claim) -> Attempt {
+async fn try_claim(backend: &dyn Backend, claim: &Claim) -> Attempt {
     backend.acquire(claim).await.expect("an answer")
 }
 
-pub(super) async fn same_owner_same_grant<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn same_owner_same_grant(suite: &Suite) {
     let (backend, _deaf) = raw(suite);
     let claim = claim(&suite.key("owner"), 1);
-    let Attempt::Granted(first) = try_claim(&backend, &claim).await else { panic!("busy") };
-    let Attempt::Granted(again) = try_claim(&backend, &claim).await else { panic!("busy") };
+    let Attempt::Granted(first) = try_claim(&*backend, &claim).await else { panic!("busy") };
+    let Attempt::Granted(again) = try_claim(&*backend, &claim).await else { panic!("busy") };
     assert_eq!(first, again, "a retry after a lost reply is no second grant");
     assert!(first.count >= 3, "a token for each hand-over");
     assert_eq!(backend.release(&claim, Release::Now).await.expect("an answer"), Released::Released);
@@ -248,13 +248,11 @@ pub(super) async fn same_owner_same_grant<F: Fn() -> B, B: Backend>(suite: &Suit
     );
 }
 
-pub(super) async fn a_release_never_touches_a_successor<F: Fn() -> B, B: Backend>(
-    suite: &Suite<F>,
-) {
+pub(super) async fn a_release_never_touches_a_successor(suite: &Suite) {
     let (backend, _deaf) = raw(suite);
     let key = suite.key("successor");
     let (stale, holder) = (claim(&key, 2), claim(&key, 3));
-    assert!(matches!(try_claim(&backend, &holder).await, Attempt::Granted(_)));
+    assert!(matches!(try_claim(&*backend, &holder).await, Attempt::Granted(_)));
     assert_eq!(
         backend.release(&stale, Release::Now).await.expect("an answer"),
         Released::AlreadyLost
@@ -263,17 +261,17 @@ pub(super) async fn a_release_never_touches_a_successor<F: Fn() -> B, B: Backend
     let renewed = backend.renew(&stale_and_live).await;
     assert!(matches!(renewed[0], Ok(Renewed::Lost)), "one answer each, in order");
     assert!(matches!(renewed[1], Ok(Renewed::Held { .. })));
-    assert!(matches!(try_claim(&backend, &stale).await, Attempt::Busy { .. }));
+    assert!(matches!(try_claim(&*backend, &stale).await, Attempt::Busy { .. }));
     let _ = backend.release(&holder, Release::Now).await.expect("an answer");
 }
 
-pub(super) async fn a_replaced_lease_is_freed_first<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_replaced_lease_is_freed_first(suite: &Suite) {
     let (backend, _deaf) = raw(suite);
     let key = suite.key("replace");
     let old = claim(&key, 4);
     let new = Claim { instead_of: Some(old.owner), ..claim(&key, 5) };
-    let Attempt::Granted(first) = try_claim(&backend, &old).await else { panic!("busy") };
-    let Attempt::Granted(second) = try_claim(&backend, &new).await else {
+    let Attempt::Granted(first) = try_claim(&*backend, &old).await else { panic!("busy") };
+    let Attempt::Granted(second) = try_claim(&*backend, &new).await else {
         panic!("nobody waits, so giving up and asking anew is granted")
     };
     assert!(second.first > first.first + u64::from(first.count) - 1, "new tokens are higher");

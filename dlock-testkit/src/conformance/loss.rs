@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::Backend;
 use dlock_core::{ErrorKind, LossReason, Released, State};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -11,7 +10,7 @@ use super::{PATIENT, SOON, Suite, TTL, all, eventually, is_free};
 use crate::faulty::Weather;
 use crate::history::History;
 
-pub(super) async fn renewed_for_as_long_as_held<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn renewed_for_as_long_as_held(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("renewed"));
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
     let until = Instant::now() + TTL * 3;
@@ -25,7 +24,7 @@ pub(super) async fn renewed_for_as_long_as_held<F: Fn() -> B, B: Backend>(suite:
 }
 
 /// Uncertain, and held again when the backend answers.
-pub(super) async fn one_failed_renewal_is_survived<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn one_failed_renewal_is_survived(suite: &Suite) {
     let (client, switch) = suite.faulty();
     let key = suite.key("uncertain");
     let guard = client.mutex(key.as_str()).lock().await.expect("the lock");
@@ -38,9 +37,7 @@ pub(super) async fn one_failed_renewal_is_survived<F: Fn() -> B, B: Backend>(sui
     assert_eq!(guard.release().await.expect("an answer"), Released::Released);
 }
 
-pub(super) async fn one_failing_lease_does_not_stop_others<F: Fn() -> B, B: Backend>(
-    suite: &Suite<F>,
-) {
+pub(super) async fn one_failing_lease_does_not_stop_others(suite: &Suite) {
     let (one, two) = (suite.client(), suite.client());
     let (bad, good) = (suite.key("bad"), suite.key("good"));
     let bad_guard = one.mutex(bad.as_str()).lock().await.expect("the lock");
@@ -54,7 +51,7 @@ pub(super) async fn one_failing_lease_does_not_stop_others<F: Fn() -> B, B: Back
 }
 
 /// The guard is lost before anybody else gets in, and says so by itself.
-pub(super) async fn a_cut_off_holder_loses_in_time<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_cut_off_holder_loses_in_time(suite: &Suite) {
     let (cut_off, switch) = suite.faulty();
     let (other, key) = (suite.client(), suite.key("cut-off"));
     let guard = cut_off.mutex(key.as_str()).lock().await.expect("the lock");
@@ -80,7 +77,7 @@ pub(super) async fn a_cut_off_holder_loses_in_time<F: Fn() -> B, B: Backend>(sui
     assert_eq!(successor.release().await.expect("an answer"), Released::Released);
 }
 
-pub(super) async fn permits_come_back_after_a_crash<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn permits_come_back_after_a_crash(suite: &Suite) {
     let (crashed, switch) = suite.faulty();
     let (other, key) = (suite.client(), suite.key("crash"));
     let permits = crashed.semaphore(key.as_str(), 3).take(2).lock().await.expect("permits");
@@ -92,9 +89,7 @@ pub(super) async fn permits_come_back_after_a_crash<F: Fn() -> B, B: Backend>(su
 }
 
 /// Waiters of a dead process are dropped all at once, not a ttl each.
-pub(super) async fn dead_waiters_do_not_hold_up_the_queue<F: Fn() -> B, B: Backend>(
-    suite: &Suite<F>,
-) {
+pub(super) async fn dead_waiters_do_not_hold_up_the_queue(suite: &Suite) {
     let (dead, switch) = suite.faulty();
     let (one, two, key) = (suite.client(), suite.client(), suite.key("dead"));
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
@@ -119,7 +114,7 @@ pub(super) async fn dead_waiters_do_not_hold_up_the_queue<F: Fn() -> B, B: Backe
 }
 
 /// Acquires whose answers are lost, then cancelled: nothing stays taken.
-pub(super) async fn lost_answers_leave_no_ghost<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn lost_answers_leave_no_ghost(suite: &Suite) {
     let (client, switch) = suite.faulty();
     let (other, key) = (suite.client(), suite.key("ghost"));
     switch.set(Weather::AnswersLost);
@@ -143,7 +138,7 @@ pub(super) async fn lost_answers_leave_no_ghost<F: Fn() -> B, B: Backend>(suite:
     eventually("free", async || is_free(&other, &key).await).await;
 }
 
-pub(super) async fn run_stops_when_lost<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn run_stops_when_lost(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("run"));
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
     assert_eq!(guard.run(async { 7 }).await.expect("held"), 7);
@@ -154,7 +149,7 @@ pub(super) async fn run_stops_when_lost<F: Fn() -> B, B: Backend>(suite: &Suite<
     assert_eq!(error.expect_err("lost").kind(), ErrorKind::Lost);
 }
 
-pub(super) async fn max_hold_ends_a_hold<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn max_hold_ends_a_hold(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("max-hold"));
     let lock = one.mutex(key.as_str()).max_hold(Duration::from_millis(200));
     let guard = lock.lock().await.expect("the lock");
@@ -175,7 +170,7 @@ pub(super) async fn max_hold_ends_a_hold<F: Fn() -> B, B: Backend>(suite: &Suite
     assert!(began.elapsed() < SOON);
 }
 
-pub(super) async fn release_after_keeps_the_key_taken<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn release_after_keeps_the_key_taken(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("after"));
     let stay = Duration::from_millis(1_500);
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
@@ -194,7 +189,7 @@ pub(super) async fn release_after_keeps_the_key_taken<F: Fn() -> B, B: Backend>(
 
 /// A rolling restart: one process shuts down while its bodies run and another
 /// waits for the same lock.
-pub(super) async fn shutdown_lets_nobody_overlap<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn shutdown_lets_nobody_overlap(suite: &Suite) {
     let history = Arc::new(History::default());
     let key = suite.key("shutdown");
     let (leaving, staying) = (suite.client(), suite.client());

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::Backend;
 use dlock_core::{LossReason, Mode, State};
 use tokio::time::timeout;
 
 use super::{PATIENT, SOON, Suite, eventually, is_free, keys_in_use};
 
-pub(super) async fn holders_and_waiters_are_shown<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn holders_and_waiters_are_shown(suite: &Suite) {
     let one = suite.client_of(|builder| builder.client_name("worker-1"));
     let two = suite.client_of(|builder| builder.client_name("worker-2"));
     let key = suite.key("shown");
@@ -38,7 +37,7 @@ pub(super) async fn holders_and_waiters_are_shown<F: Fn() -> B, B: Backend>(suit
     waiting.await.expect("the task").expect("the lock");
 }
 
-pub(super) async fn keys_are_listed<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn keys_are_listed(suite: &Suite) {
     let client = suite.client();
     let prefix = suite.key("list");
     let mut guards = Vec::new();
@@ -53,7 +52,7 @@ pub(super) async fn keys_are_listed<F: Fn() -> B, B: Backend>(suite: &Suite<F>) 
     eventually("none is listed", async || keys_in_use(&client, &prefix).await.is_empty()).await;
 }
 
-pub(super) async fn broken_locks_are_told<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn broken_locks_are_told(suite: &Suite) {
     let one = suite.client_of(|builder| builder.ttl(Duration::from_secs(60)));
     let two = suite.client_of(|builder| builder.client_name("operator"));
     let key = suite.key("broken");
@@ -69,7 +68,7 @@ pub(super) async fn broken_locks_are_told<F: Fn() -> B, B: Backend>(suite: &Suit
     assert!(next.expect("the lock").token() > guard.token());
 }
 
-pub(super) async fn health_is_told<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn health_is_told(suite: &Suite) {
     let (client, switch) = suite.faulty();
     assert!(client.health().await.is_ok());
     switch.set(crate::faulty::Weather::Unreachable);
@@ -77,7 +76,7 @@ pub(super) async fn health_is_told<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
 }
 
 /// I3: after all of the above.
-pub(super) async fn nothing_is_left<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn nothing_is_left(suite: &Suite) {
     let client = suite.client();
     let prefix = format!("conformance:{}:", std::process::id());
     eventually("rest", async || {

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::Backend;
-use dlock_core::{Dlock, ErrorKind, Event};
+use dlock_core::{Dlock, ErrorKind, Event, Guard, Lock};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{SOON, Suite, all, eventually, is_free};
@@ -16,7 +16,7 @@ async fn waiters(client: &Dlock, key: &str) -> usize {
 
 /// The backend wakes the waiter: it does not wait for the next look, which is
 /// about a second away.
-pub(super) async fn a_waiter_is_woken<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_waiter_is_woken(suite: &Suite) {
     let one = suite.client_of(|builder| builder.ttl(Duration::from_secs(30)));
     let two = suite.client_of(|builder| builder.ttl(Duration::from_secs(30)));
     let key = suite.key("woken");
@@ -40,7 +40,7 @@ pub(super) async fn a_waiter_is_woken<F: Fn() -> B, B: Backend>(suite: &Suite<F>
     assert!(slowest < SOON, "woken after {slowest:?}");
 }
 
-pub(super) async fn a_timeout_names_the_holder<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_timeout_names_the_holder(suite: &Suite) {
     let one = suite.client_of(|builder| builder.client_name("the-holder"));
     let (two, key) = (suite.client(), suite.key("timeout"));
     let guard = one.mutex(key.as_str()).tag("job", "import").lock().await.expect("the lock");
@@ -59,7 +59,7 @@ pub(super) async fn a_timeout_names_the_holder<F: Fn() -> B, B: Backend>(suite: 
 }
 
 /// The order at the backend is the order of getting in, whoever asks.
-pub(super) async fn fair_is_first_come_first_served<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn fair_is_first_come_first_served(suite: &Suite) {
     let clients = [suite.client(), suite.client()];
     let key = suite.key("fair");
     let guard = clients[0].mutex(key.as_str()).lock().await.expect("the lock");
@@ -80,58 +80,50 @@ pub(super) async fn fair_is_first_come_first_served<F: Fn() -> B, B: Backend>(su
     assert_eq!(*order.lock().expect("the order"), (0..8).collect::<Vec<_>>());
 }
 
-/// Steady readers in one process, a writer in another.
-pub(super) async fn writers_are_not_starved<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
-    let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-w"));
-    let mut readers = Vec::new();
-    for n in 0..4_u64 {
-        let lock = one.rwlock(key.as_str()).read();
-        readers.push(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(3 * n)).await;
-            loop {
-                let guard = lock.lock().await.expect("the lock");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                drop(guard);
-            }
-        }));
-    }
+/// Takes the lock again and again.
+fn steady(lock: Lock<Guard>, starts_after: Duration, holds: Duration) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        tokio::time::sleep(starts_after).await;
+        loop {
+            let guard = lock.lock().await.expect("the lock");
+            tokio::time::sleep(holds).await;
+            drop(guard);
+        }
+    })
+}
+
+/// Each of these has its turn beside the steady ones.
+async fn have_their_turns(steady: Vec<JoinHandle<()>>, locks: [Lock<Guard>; 2]) {
     tokio::time::sleep(Duration::from_millis(50)).await;
-    for client in [&two, &one] {
-        let writer = client.rwlock(key.as_str()).write();
+    for lock in locks {
         let began = Instant::now();
-        drop(writer.lock().await.expect("the writer's turn"));
+        drop(lock.lock().await.expect("its turn"));
         let waited = began.elapsed();
-        assert!(waited < Duration::from_secs(2), "the writer waited {waited:?}");
+        assert!(waited < Duration::from_secs(2), "{lock:?} waited {waited:?}");
     }
-    readers.iter().for_each(tokio::task::JoinHandle::abort);
+    steady.iter().for_each(JoinHandle::abort);
+}
+
+/// Steady readers in one process, a writer in another.
+pub(super) async fn writers_are_not_starved(suite: &Suite) {
+    let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-w"));
+    let reader = |n: u64| {
+        let lock = one.rwlock(key.as_str()).read();
+        steady(lock, Duration::from_millis(3 * n), Duration::from_millis(10))
+    };
+    let writers = [&two, &one].map(|client| client.rwlock(key.as_str()).write());
+    have_their_turns((0..4).map(reader).collect(), writers).await;
 }
 
 /// Steady writers in one process, a reader in another.
-pub(super) async fn readers_are_not_starved<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn readers_are_not_starved(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-r"));
-    let mut writers = Vec::new();
-    for _ in 0..4 {
-        let lock = one.mutex(key.as_str());
-        writers.push(tokio::spawn(async move {
-            loop {
-                let guard = lock.lock().await.expect("the lock");
-                tokio::time::sleep(Duration::from_millis(2)).await;
-                drop(guard);
-            }
-        }));
-    }
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    for client in [&two, &one] {
-        let reader = client.rwlock(key.as_str()).read();
-        let began = Instant::now();
-        drop(reader.lock().await.expect("the reader's turn"));
-        let waited = began.elapsed();
-        assert!(waited < Duration::from_secs(2), "the reader waited {waited:?}");
-    }
-    writers.iter().for_each(tokio::task::JoinHandle::abort);
+    let writer = |_| steady(one.mutex(key.as_str()), Duration::ZERO, Duration::from_millis(2));
+    let readers = [&two, &one].map(|client| client.rwlock(key.as_str()).read());
+    have_their_turns((0..4).map(writer).collect(), readers).await;
 }
 
-pub(super) async fn many_permits_are_not_starved<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn many_permits_are_not_starved(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-p"));
     let held = one.semaphore(key.as_str(), 4).take(2).lock().await.expect("permits");
     let many = two.semaphore(key.as_str(), 4).take(4);
@@ -144,7 +136,7 @@ pub(super) async fn many_permits_are_not_starved<F: Fn() -> B, B: Backend>(suite
 }
 
 /// Tasks of one process pass the lock on without asking the backend each time.
-pub(super) async fn hand_over_stays_inside_the_process<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn hand_over_stays_inside_the_process(suite: &Suite) {
     let handed_over = Arc::new(AtomicU64::new(0));
     let client = suite.client_of(|builder| {
         let handed_over = handed_over.clone();
@@ -168,7 +160,7 @@ pub(super) async fn hand_over_stays_inside_the_process<F: Fn() -> B, B: Backend>
     assert!(count >= 18, "{count} of 20 were handed over");
 }
 
-pub(super) async fn waiters_are_bounded<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn waiters_are_bounded(suite: &Suite) {
     let client = suite.client_of(|builder| builder.max_waiters(3));
     let key = suite.key("bounded");
     let guard = client.mutex(key.as_str()).lock().await.expect("the lock");
@@ -185,13 +177,13 @@ pub(super) async fn waiters_are_bounded<F: Fn() -> B, B: Backend>(suite: &Suite<
         let error = lock.lock().await.expect_err("too many");
         assert_eq!(error.kind(), ErrorKind::Overloaded);
         assert!(error.to_string().contains("max_waiters"), "{error}");
-        tasks.iter().for_each(tokio::task::JoinHandle::abort);
+        tasks.iter().for_each(JoinHandle::abort);
         eventually("they are gone", async || client.local_state().waiting.is_empty()).await;
     }
     drop(guard);
 }
 
-pub(super) async fn a_zero_wait_tries_once<F: Fn() -> B, B: Backend>(suite: &Suite<F>) {
+pub(super) async fn a_zero_wait_tries_once(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("zero"));
     let lock = two.mutex(key.as_str()).wait(Duration::ZERO);
     drop(lock.lock().await.expect("a free lock"));

@@ -6,9 +6,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use dlock_core::backend::memory::queue::Queue;
-use dlock_core::engine::{
-    Action, Actions, Answer, CallId, Engine, Limits, Request, Standing, Ticket,
-};
+use dlock_core::engine::{Action, Actions, Answer, CallId, Engine, Limits, Request, Ticket};
 use dlock_core::{ErrorKind, HandoverLimits, Key, Mode, Moment, Notice, Owner, Plant, Planted};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -17,6 +15,7 @@ use super::checker::Checker;
 use super::plan::{Fault, Plan};
 use super::{Options, Report};
 
+mod judge;
 mod network;
 mod tasks;
 
@@ -378,24 +377,6 @@ impl World {
         result
     }
 
-    fn judge(&mut self, history: usize) {
-        let (processes, now, keys) = (&self.processes, self.now, self.keys.len());
-        let servers = self.plan.servers;
-        self.checker.overlap(history, |seat| {
-            let process = &processes[seat.process];
-            let Some(ticket) = process.tasks[seat.task].ticket else { return false };
-            let machine = &process.machines[(history % keys) % servers];
-            matches!(machine.standing(process.clock.at(now), ticket), Standing::Held { .. })
-        });
-    }
-
-    fn judge_server(&mut self, server: usize) {
-        for key in (server..self.keys.len()).step_by(self.plan.servers) {
-            self.judge(key);
-            self.judge(self.keys.len() + key);
-        }
-    }
-
     fn happen(&mut self, event: Event) {
         if let Some((process, life)) = self.addressee(&event) {
             let addressee = &mut self.processes[process];
@@ -462,71 +443,6 @@ impl World {
                 Some((process, None))
             }
             _ => None,
-        }
-    }
-
-    /// Looks for a lock that is free while somebody waits for it.
-    fn look(&mut self) {
-        for key in 0..self.plan.keys {
-            let server = &self.servers[self.server_of(key)];
-            let free = server.queue.is_free(server.clock.at(self.now), &self.keys[key])
-                && !server.down
-                && !server.stopped;
-            let since = if free { Some(self.free_since[key].unwrap_or(self.now)) } else { None };
-            self.free_since[key] = since;
-            let waits_long = |task: &Task| {
-                task.doing == Doing::Waiting
-                    && task.key == key
-                    && !task.mode.is_permits()
-                    && self.now - task.since > STALL
-            };
-            let stalls = since.is_some_and(|since| self.now - since > STALL)
-                && self.now > self.plan.settled
-                && self.processes.iter().any(|process| process.tasks.iter().any(waits_long));
-            if stalls {
-                self.checker.violated(|| format!("I4: k{key} is free and somebody waits for it"));
-            }
-        }
-        self.after(LOOK, Event::Look);
-    }
-
-    /// The day is over: nothing may be left.
-    fn judge_rest(&mut self) {
-        if self.checker.violation.is_some() {
-            return;
-        }
-        for (number, process) in self.processes.iter().enumerate() {
-            let stuck = process.tasks.iter().find(|task| task.doing != Doing::Thinking);
-            if let Some(task) = stuck {
-                let task = task.clone();
-                self.checker.violated(|| format!("I4: a task of p{number} never ended: {task:?}"));
-            }
-            for machine in &process.machines {
-                if !machine.is_idle() {
-                    self.checker.violated(|| {
-                        format!("I3: p{number} is at rest, but something is left: {machine:?}")
-                    });
-                }
-            }
-        }
-        let living: Vec<u64> = self.processes.iter().map(|process| process.client).collect();
-        for server in &self.servers {
-            let now = server.clock.at(self.now);
-            for key in &self.keys {
-                let state = server.queue.inspect(now, key);
-                let left = state.holders.iter().map(|held| &held.holder);
-                let left = left.chain(state.waiters.iter().map(|waiter| &waiter.holder));
-                for holder in left {
-                    if living.contains(&holder.client) && !self.plan.allows_ghosts() {
-                        self.checker.violated(|| {
-                            format!(
-                                "I3: something of {} is left at a server: {state:?}",
-                                holder.name
-                            )
-                        });
-                    }
-                }
-            }
         }
     }
 }

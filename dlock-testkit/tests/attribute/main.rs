@@ -5,7 +5,11 @@
 
 // Tests as far as clippy is concerned: scenarios may unwrap, as tests do.
 #[cfg(test)]
+mod clients;
+#[cfg(test)]
 mod combined;
+#[cfg(test)]
+mod durations;
 #[cfg(test)]
 mod keys;
 #[cfg(test)]

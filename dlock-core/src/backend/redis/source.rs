@@ -13,7 +13,7 @@ use redis::{
 
 use super::address::Address;
 use super::faults;
-use crate::config::read_password;
+use crate::config::values::read_password;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How many requests may be on their way to the socket before callers wait.
