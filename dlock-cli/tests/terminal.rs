@@ -41,7 +41,9 @@ fn a_sale_on_a_terminal_has_bars_and_colours() {
 
 #[test]
 fn no_color_means_none() {
-    let Some(shown) = on_a_terminal("watch --url memory:// --count 2 --every 50ms", &[]) else { return };
+    let Some(shown) = on_a_terminal("watch --url memory:// --count 2 --every 50ms", &[]) else {
+        return;
+    };
     assert!(shown.contains("\x1b[2m0 held, 0 waiting"), "{shown:?}");
     assert_eq!(shown.matches("\x1b[2J").count(), 2, "it is redrawn: {shown:?}");
     let Some(shown) = on_a_terminal("stock --help", &[("NO_COLOR", "1")]) else { return };

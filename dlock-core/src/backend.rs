@@ -221,6 +221,10 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         (**self).combined(requests)
     }
 
+    fn in_place(&self, request: &Request, now: Moment) -> Answer {
+        (**self).in_place(request, now)
+    }
+
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
         (**self).inspect(key)
     }
