@@ -96,14 +96,15 @@ impl Key {
         self
     }
 
-    /// A part of this key: its text, a colon and the name of the part, shown as
-    /// this key is.
+    /// A part of this key: its text, a colon and the name of the part, escaped as
+    /// a value is. Shown as this key is.
     ///
     /// # Errors
     /// As [`Key::new`].
     #[doc(hidden)]
     pub fn part(&self, name: &str) -> Result<Self, Error> {
-        Self::checked(&format!("{}:{name}", self.0.text), self.0.template)
+        let whole = KeyWriter::new(self.0.template).literal(&self.0.text).literal(":");
+        whole.value(format_args!("{name}")).finish()
     }
 
     /// The template or, for a key made from a text, an empty string.
@@ -258,6 +259,15 @@ mod tests {
         assert_eq!(made("a\0b\nc").unwrap().as_str(), "user:a%00b%0Ac");
         assert_eq!(made("näme-🎉").unwrap().as_str(), "user:näme-🎉");
         assert_eq!(made("\u{85}").unwrap().as_str(), "user:%C2%85");
+    }
+
+    #[test]
+    fn parts_cannot_forge_another_part() {
+        let stock = made("7").unwrap();
+        assert_eq!(stock.part("eu").unwrap().as_str(), "user:7:eu");
+        let (inner, outer) = (stock.part("eu").unwrap(), stock.part("eu:1").unwrap());
+        assert_ne!(inner.part("1").unwrap(), outer);
+        assert_eq!(outer.label(), "user:{id}");
     }
 
     #[test]

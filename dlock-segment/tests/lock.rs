@@ -150,7 +150,6 @@ async fn bad_input_is_told_and_nothing_is_locked() {
         SegmentedLock::new(&dlock, "x".repeat(512), 4),
         SegmentedLock::named(&dlock, "stock", [("a", 1), ("a", 1)]),
         SegmentedLock::named(&dlock, "stock", [("a", 0)]),
-        SegmentedLock::named(&dlock, "stock", [("a\n", 1)]),
         SegmentedLock::named(&dlock, "stock", [("", 1)]),
         SegmentedLock::named(&dlock, "stock", [("x".repeat(600), 1)]),
         SegmentedLock::new(&dlock, "stock", 4).max_hold(Duration::ZERO),
