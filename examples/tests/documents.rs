@@ -21,8 +21,7 @@ fn metrics(text: &str) -> Vec<&str> {
 
 #[test]
 fn dashboards_and_alerts_show_metrics_that_exist() {
-    let source =
-        read("dlock-core/src/observe.rs") + &read("dlock-segment/src/inventory/observe.rs");
+    let source = read("dlock-core/src/observe.rs") + &read("dlock-segment/src/observe.rs");
     let known: Vec<&str> = metrics(&source);
     for path in ["grafana-dashboard.json", "prometheus-rules.yaml"] {
         let text = read(&format!("docs/observability/{path}"));
