@@ -21,19 +21,21 @@ use anyhow::{Result, bail};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use dlock_core::{Config, Dlock};
 
+const EXAMPLES: &str = "\
+Examples:
+  dlock sale
+  dlock run --url redis://localhost nightly-report -- ./report.sh
+  dlock ls --url redis://localhost order:
+  dlock bench lock --url redis://localhost --tasks 500";
+
 /// Distributed locks on the command line.
 #[derive(Debug, Parser)]
 #[command(
     name = "dlock",
     version,
     arg_required_else_help = true,
-    after_long_help = status::HELP,
-    after_help = "\
-Examples:
-  dlock sale
-  dlock run --url redis://localhost nightly-report -- ./report.sh
-  dlock ls --url redis://localhost order:
-  dlock bench lock --url redis://localhost --tasks 500"
+    after_long_help = format!("{EXAMPLES}\n\n{}", status::HELP),
+    after_help = EXAMPLES,
 )]
 struct Arguments {
     #[command(flatten)]

@@ -18,8 +18,8 @@ use crate::{Common, report};
 /// Play a flash sale four ways: one lock, segments, inventory, reservations
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Every buyer wants a few units at once; in the end exactly the stock is sold. Locks
-guard a count that is read, thought about and written back; the inventory keeps the
+Every buyer wants a few units at once, or what is left of them; when all buyers have
+come, no more than the stock is sold, and all of it if they wanted as much. Locks guard a count that is read, thought about and written back; the inventory keeps the
 count in the store.
 
 Examples:
@@ -28,13 +28,13 @@ Examples:
   dlock sale --stock 1000 --buyers 5000 --quantity 1 --json")]
 pub(crate) struct Sale {
     /// Units for sale
-    #[arg(long, default_value_t = 10_000)]
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=MOST_UNITS))]
     stock: u64,
     /// Buyers who come
     #[arg(long, default_value_t = 50_000)]
     buyers: u64,
     /// Segments of the stock
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     segments: u32,
     /// Units each buyer wants: a number, or a range such as 1..3 (both included)
     #[arg(long, default_value = "1..3", value_parser = quantity)]
@@ -50,9 +50,16 @@ pub(crate) struct Sale {
     report: Option<PathBuf>,
 }
 
+/// What an inventory can hold.
+const MOST_UNITS: u64 = u32::MAX as u64;
+/// Whoever does not get as many takes fewer, one step at a time.
+const MOST_WANTED: u64 = 1_000;
+
 fn quantity(text: &str) -> Result<(u64, u64), String> {
-    let fault = || format!("`{text}` is neither a number above zero nor a range such as 1..3");
-    let number = |text: &str| text.parse::<u64>().ok().filter(|&number| number > 0);
+    let fault =
+        || format!("`{text}` is neither a number from 1 to {MOST_WANTED} nor a range such as 1..3");
+    let number =
+        |text: &str| text.parse::<u64>().ok().filter(|number| (1..=MOST_WANTED).contains(number));
     let (least, most) = match text.split_once("..") {
         Some((least, most)) => (number(least), number(most.trim_start_matches('='))),
         None => (number(text), number(text)),

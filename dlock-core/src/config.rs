@@ -6,6 +6,7 @@ mod file;
 pub(crate) mod values;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -163,7 +164,10 @@ impl Config {
     /// `DLOCK_KEY`, `DLOCK_TOKEN`, `DLOCK_REQUIRE_SERVERS`, `DLOCK_TEST_*` and what
     /// Kubernetes sets for a service of that name are left alone.
     pub fn from_env(prefix: &str) -> Result<Self> {
-        Self::from_vars(prefix, std::env::vars())
+        let text = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        };
+        Self::from_vars(prefix, std::env::vars_os().filter_map(text))
     }
 
     fn from_vars(prefix: &str, vars: impl Iterator<Item = (String, String)>) -> Result<Self> {

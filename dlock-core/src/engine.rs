@@ -293,14 +293,20 @@ impl<W> Engine<W> {
         };
         let gate = self.tickets[ticket].gate;
         let nested = self.root_of(gate) != gate; // what is nested gives nothing back
+        let lease = self.keeper.standing(tenure);
         if let Release::After(_) = how
-            && held == Released::Released
+            && lease.is_some_and(|(deadline, _)| now < deadline)
             && !nested
         {
             // Ends the lease whoever waits here, who asks anew, or is nested in it.
+            // Also for one whose holder was told that it is over: the key is ours yet.
             self.tickets[ticket].phase = Phase::Releasing;
             self.lost(gate, tenure, LossReason::Released, out);
-            self.keeper.leave(now, tenure, how, Some(ticket), out);
+            let reply_to = Some(ticket).filter(|_| held == Released::Released);
+            self.keeper.leave(now, tenure, how, reply_to, out);
+            if reply_to.is_none() {
+                self.set_released(ticket, Ok(held), out);
+            }
             return self.settle(now, gate, &mut None, out);
         }
         let mut reply_to = Some(ticket).filter(|_| held == Released::Released);
@@ -468,7 +474,7 @@ impl<W> Engine<W> {
     /// An admitted ticket may be held for this much longer.
     pub fn limit_hold(&mut self, now: Moment, ticket: Ticket, hold: Duration) {
         let Some(entry) = self.tickets.get_mut(ticket) else { return };
-        entry.max_hold = NonZeroU64::new(nanos(now.since(entry.since) + hold));
+        entry.max_hold = NonZeroU64::new(nanos(now.since(entry.since).saturating_add(hold)));
         self.holds.set(entry.ends(), ticket);
     }
 

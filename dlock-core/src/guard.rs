@@ -109,11 +109,15 @@ impl Hold {
         Inside::new([self.frame()], future)
     }
 
-    pub(crate) fn lost_error(&self, reason: &LossReason) -> Error {
-        let error = Error::new(ErrorKind::Lost, Operation::Hold).on(&self.key).saying(format!(
-            "{reason}; what was under way may or may not have happened, check it by its token before trying again"
-        ));
-        error.with_body(Body::Cancelled)
+    pub(crate) fn lost_error(&self, reason: &LossReason, body: Body) -> Error {
+        let advice = match body {
+            Body::NotRun => "nothing was done under it, so it may be tried again",
+            Body::Cancelled => {
+                "what was under way may or may not have happened, check it by its token before trying again"
+            }
+        };
+        let error = Error::new(ErrorKind::Lost, Operation::Hold).on(&self.key);
+        error.saying(format!("{reason}; {advice}")).with_body(body)
     }
 
     async fn release(mut self, how: Release) -> Result<Released> {
@@ -259,6 +263,13 @@ macro_rules! guard_methods {
         /// Dropping it drops the future; the guard goes on.
         pub fn run_to_end<F: Future>(&self, future: F) -> impl Future<Output = F::Output> {
             self.hold.run_to_end(future)
+        }
+
+        /// As [`run_to_end`](Self::run_to_end), but a future that has not begun when
+        /// the lock is lost does not begin.
+        #[doc(hidden)]
+        pub fn run_if_held<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
+            self.hold.run(future).to_end()
         }
 
         /// Releases the lock and says what came of it.

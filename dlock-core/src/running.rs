@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::claim::LossReason;
 use crate::driver::Spot;
 use crate::engine::Standing;
-use crate::error::Result;
+use crate::error::{Body, Result};
 use crate::guard::Hold;
 use crate::reentry::{Frame, Inside};
 
@@ -72,6 +72,7 @@ pin_project! {
     pub(crate) struct Run<'a, F> {
         watches: SmallVec<[Watch<'a>; 1]>,
         began: bool,
+        to_end: bool,
         #[pin]
         work: Inside<F>,
     }
@@ -84,7 +85,12 @@ impl<'a, F> Run<'a, F> {
         future: F,
     ) -> Self {
         let watches = holds.into_iter().map(Watch::new).collect();
-        Run { watches, began: false, work: Inside::new(frames, future) }
+        Run { watches, began: false, to_end: false, work: Inside::new(frames, future) }
+    }
+
+    /// What has begun goes on when a lock is lost.
+    pub(crate) fn to_end(self) -> Self {
+        Run { to_end: true, ..self }
     }
 }
 
@@ -94,24 +100,32 @@ impl<F: Future> Future for Run<'_, F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let began = std::mem::replace(this.began, true);
-        for watch in this.watches.iter_mut() {
-            let lost = if began { watch.poll(cx) } else { watch.look() };
-            if let Poll::Ready(reason) = lost {
-                return Poll::Ready(Err(watch.hold.lost_error(&reason)));
+        if !began {
+            for watch in this.watches.iter_mut() {
+                if let Poll::Ready(reason) = watch.look() {
+                    return Poll::Ready(Err(watch.hold.lost_error(&reason, Body::NotRun)));
+                }
             }
+        } else if !*this.to_end {
+            unless_lost(this.watches, cx)?;
         }
         if let Poll::Ready(value) = this.work.poll(cx) {
             return Poll::Ready(Ok(value));
         }
-        if began {
-            return Poll::Pending;
-        }
-        // Work that ends at its first poll, as much does, registers nothing.
-        for watch in this.watches.iter_mut() {
-            if let Poll::Ready(reason) = watch.poll(cx) {
-                return Poll::Ready(Err(watch.hold.lost_error(&reason)));
-            }
+        if !began && !*this.to_end {
+            // Work that ends at its first poll, as much does, registers nothing.
+            unless_lost(this.watches, cx)?;
         }
         Poll::Pending
     }
+}
+
+/// Registers with the locks, or tells that one is lost.
+fn unless_lost(watches: &mut [Watch<'_>], cx: &mut Context<'_>) -> Result<()> {
+    for watch in watches {
+        if let Poll::Ready(reason) = watch.poll(cx) {
+            return Err(watch.hold.lost_error(&reason, Body::Cancelled));
+        }
+    }
+    Ok(())
 }

@@ -146,9 +146,9 @@ macro_rules! assert_locked {
 macro_rules! __assert_locked {
     ($key:expr) => {
         match $crate::IntoKey::into_key($key) {
-            Ok(key) if $crate::testing::is_locked(&key) => {}
-            Ok(key) => panic!("not under a lock of `{}`", key.label()),
-            Err(error) => panic!("{error}"),
+            ::core::result::Result::Ok(key) if $crate::testing::is_locked(&key) => {}
+            ::core::result::Result::Ok(key) => panic!("not under a lock of `{}`", key.label()),
+            ::core::result::Result::Err(error) => panic!("{error}"),
         }
     };
 }

@@ -91,27 +91,17 @@ impl Plan {
         });
         let hint = body.hint();
         let future = quote!(async move { #hint #under });
-        let (finish, run) = (self.terms.finish, self.terms.run());
-        let done = match (&self.when, finish) {
-            (None, _) => quote_spanned!(Span::mixed_site()=> held.#run(#future).await),
-            (Some(_), finish) => {
-                let alone = if finish {
-                    quote_spanned!(Span::mixed_site()=> body.await)
-                } else {
-                    quote_spanned!(Span::mixed_site()=> ::core::result::Result::Ok(body.await))
-                };
-                quote_spanned! {Span::mixed_site()=> {
-                    let body = #future;
-                    match &held {
-                        ::core::option::Option::Some(held) => held.#run(body).await,
-                        ::core::option::Option::None => #alone,
-                    }
-                }}
-            }
+        let run = self.terms.run();
+        let done = match &self.when {
+            None => quote_spanned!(Span::mixed_site()=> held.#run(#future).await),
+            Some(_) => quote_spanned! {Span::mixed_site()=> {
+                let body = #future;
+                match &held {
+                    ::core::option::Option::Some(held) => held.#run(body).await,
+                    ::core::option::Option::None => ::core::result::Result::Ok(body.await),
+                }
+            }},
         };
-        if finish {
-            return quote_spanned!(Span::mixed_site()=> #guard return #done;);
-        }
         quote_spanned! {Span::mixed_site()=>
             #guard
             match #done {

@@ -142,11 +142,11 @@ impl Function {
         else {
             return None;
         };
-        // First the arguments get back their patterns, then `let __ret: T = { .. }`
-        // is the body.
-        let is_body =
-            |stmt: &Stmt| matches!(stmt, Stmt::Local(local) if matches!(local.pat, Pat::Type(_)));
-        let at = block.stmts.iter().position(is_body).unwrap_or(0);
+        // First the arguments get back their patterns, then `let __ret: T = { .. }`,
+        // or `let _: () = { .. }`, is the body. Whatever looks otherwise was written
+        // by hand, and all of it is the body.
+        let at = block.stmts.iter().position(is_body_of_async_trait);
+        let at = at.filter(|at| block.stmts[..*at].iter().all(only_names_arguments)).unwrap_or(0);
         let (before, under) = block.stmts.split_at(at);
         let mut names = self.arguments();
         for stmt in before {
@@ -204,6 +204,34 @@ impl Function {
         let mut block = Group::new(Delimiter::Brace, code);
         block.set_span(*braces);
         quote!(#(#attrs)* #vis #sig #block)
+    }
+}
+
+fn is_body_of_async_trait(stmt: &Stmt) -> bool {
+    let Stmt::Local(local) = stmt else { return false };
+    let Pat::Type(typed) = &local.pat else { return false };
+    match &*typed.pat {
+        Pat::Ident(name) => name.ident == "__ret",
+        Pat::Wild(_) => true,
+        _ => false,
+    }
+}
+
+/// `let name = name;`, `let pattern = { let __arg1 = __arg1; __arg1 };`, or the hint for
+/// the type: `if let Some(__ret) = None::<T> { .. }`.
+fn only_names_arguments(stmt: &Stmt) -> bool {
+    match stmt {
+        Stmt::Local(local) => local.init.as_ref().is_some_and(|init| match &*init.expr {
+            Expr::Block(inner) => inner.block.stmts.iter().all(only_names_arguments),
+            name => matches!(name, Expr::Path(_)),
+        }),
+        Stmt::Expr(Expr::Path(_), None) => true,
+        Stmt::Expr(Expr::If(hint), _) => matches!(
+            &*hint.cond,
+            Expr::Let(told) if matches!(&*told.expr, Expr::Path(path)
+                if path.path.segments.last().is_some_and(|last| last.ident == "None"))
+        ),
+        _ => false,
     }
 }
 

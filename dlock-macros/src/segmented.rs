@@ -217,22 +217,14 @@ impl Plan {
         // Where the body is, so that what rustc says of a moved argument points there.
         let here = body.span.resolved_at(Span::mixed_site());
         let future = quote_spanned!(here=> async { #hint #under });
-        let done = quote_spanned!(Span::mixed_site()=> held.#run(#future).await);
-        let value = if self.terms.finish {
-            done
-        } else {
-            quote_spanned! {Span::mixed_site()=>
-                match #done {
-                    ::core::result::Result::Ok(value) => value,
-                    ::core::result::Result::Err(lost) => break lost,
-                }
-            }
-        };
         quote_spanned! {Span::mixed_site()=>
             #segment
             #guard
             {
-                let value = #value;
+                let value = match held.#run(#future).await {
+                    ::core::result::Result::Ok(value) => value,
+                    ::core::result::Result::Err(lost) => break lost,
+                };
                 if !#is_dry {
                     return value;
                 }

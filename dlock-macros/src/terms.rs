@@ -92,7 +92,7 @@ impl Terms {
 
     /// The method of a guard that runs the body.
     pub(crate) fn run(&self) -> Ident {
-        Ident::new(if self.finish { "run_to_end" } else { "run" }, Span::mixed_site())
+        Ident::new(if self.finish { "run_if_held" } else { "run" }, Span::mixed_site())
     }
 
     /// The arm for an `error` that means busy.

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 pub use self::audit::{Audit, Disagreement, SegmentAudit};
 use self::backing::{Backing, on_driver, only_looked, store};
 pub use self::builder::Builder;
-use self::checks::{checked_id, checked_quantity, unexpected};
+use self::checks::{checked_own_id, checked_quantity, unexpected};
 use self::front::Front;
 pub use self::outcome::{
     Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
@@ -205,7 +205,7 @@ impl Inventory {
     /// # Cancel safety
     /// It may have been settled when it is dropped.
     pub async fn resolve(&self, operation: impl AsRef<str>) -> Result<Resolved> {
-        let id = checked_id("operation id", operation.as_ref())?;
+        let id = checked_own_id("operation id", operation.as_ref())?;
         let ask = Ask::Resolve { operation: id.clone() };
         match self.ask(ask, Some(&id)).await? {
             (_, Answer::Found(record)) => Ok(Resolved::of(&id, record)),

@@ -105,12 +105,12 @@ pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
         }
         if kills < soak.kills && done * (soak.kills + 1) >= total * kills {
             kills += 1;
-            let at = random.random_range(0..workers.len());
-            let Worker { number, done, until, .. } = workers[at];
-            if done < until {
-                workers[at].puppet.kill();
-                workers[at] = Worker::start(program, &server, soak, number, done);
-            }
+            let busy: Vec<usize> =
+                (0..workers.len()).filter(|at| workers[*at].done < workers[*at].until).collect();
+            let at = busy[random.random_range(0..busy.len())];
+            let Worker { number, done, .. } = workers[at];
+            workers[at].puppet.kill();
+            workers[at] = Worker::start(program, &server, soak, number, done);
             if random.random() {
                 let segments = random.random_range(1..=soak.segments * 2);
                 sale.resize(segments).await.expect("resized");

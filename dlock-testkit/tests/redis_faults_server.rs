@@ -256,7 +256,8 @@ async fn row_15_a_busy_server_is_told() {
 /// The disk takes nothing more (here: something is in the way of the snapshot).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_a_full_disk_is_told() {
-    let Some(server) = RedisServer::with(&["--save", "3600 1"]) else { return };
+    let Some(server) = RedisServer::start() else { return };
+    server.cli(&["CONFIG", "SET", "save", "3600 1"]);
     let (client, guard) = holding(&server).await;
     let in_the_way = server.directory().join("dump.rdb");
     std::fs::create_dir_all(in_the_way.join("full")).expect("a directory");

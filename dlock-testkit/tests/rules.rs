@@ -6,6 +6,7 @@ use std::future::Future as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use dlock_core::backend::memory::Memory;
 use dlock_core::{
     Config, Dlock, ErrorKind, Event, Key, Released, State, assert_locked, global, key, testing,
 };
@@ -210,6 +211,22 @@ async fn a_revoked_reader_does_not_keep_writers_out() {
 }
 
 // -- rule 16: shutdown ------------------------------------------------------
+
+/// A job that must not run again too soon was done, whoever ended its process.
+#[tokio::test(start_paused = true)]
+async fn shutdown_keeps_a_key_taken_that_is_to_stay_so() {
+    let store = Memory::new();
+    let client = || Dlock::builder().backend(store.another()).connect_lazy().expect("a client");
+    let (one, two) = (client(), client());
+    let hour = Duration::from_secs(3_600);
+    let guard = one.mutex("job").hold_at_least(hour).lock().await.expect("the lock");
+    assert_eq!(one.shutdown(Duration::from_millis(10)).await, 1);
+    assert_eq!(guard.state(), State::Lost);
+    drop(guard);
+    assert!(two.mutex("job").try_lock().await.expect("an answer").is_none());
+    tokio::time::advance(hour).await;
+    assert!(two.mutex("job").try_lock().await.expect("an answer").is_some());
+}
 
 /// A task that was given the lock and has not been polled since holds it too.
 #[tokio::test(start_paused = true)]

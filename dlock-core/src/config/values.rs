@@ -44,9 +44,10 @@ pub(super) fn number<T: std::str::FromStr<Err: fmt::Display>>(
 
 /// Variables that start like ours and are not.
 pub(super) fn is_not_ours(name: &str) -> bool {
+    // Kubernetes tells of a service `dlock`, or `dlock-redis`, like this.
+    let of_a_service = ["_SERVICE_HOST_", "_SERVICE_PORT_", "_PORT_"];
+    let name_parts = format!("_{name}_");
     matches!(name, "KEY" | "TOKEN" | "REQUIRE_SERVERS")
         || name.starts_with("TEST_")
-        || name.starts_with("SERVICE_")
-        || name == "PORT"
-        || name.starts_with("PORT_")
+        || of_a_service.iter().any(|part| name_parts.contains(part))
 }

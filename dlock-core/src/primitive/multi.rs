@@ -194,6 +194,13 @@ impl MultiGuard {
         Inside::new(self.frames(), future)
     }
 
+    /// As [`run_to_end`](Self::run_to_end), but a future that has not begun when one
+    /// of them is lost does not begin.
+    #[doc(hidden)]
+    pub fn run_if_held<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
+        Run::new(self.guards.iter().map(Guard::hold), self.frames(), future).to_end()
+    }
+
     fn frames(&self) -> impl Iterator<Item = Frame> {
         let last = self.guards.last().map(Guard::key);
         self.guards.iter().map(move |guard| guard.hold().frame().among(last))

@@ -15,6 +15,16 @@ pub(super) fn checked_id(what: &str, id: &str) -> Result<Id> {
     Ok(id.into())
 }
 
+/// What follows an operation's id in that of its refund, if that was given none. No
+/// id of a user contains a control character.
+pub(super) const WHOLE_REFUND: &str = "\u{1}refund";
+
+/// An id that was asked for, or that a refund without an id has.
+pub(super) fn checked_own_id(what: &str, id: &str) -> Result<Id> {
+    checked_id(what, id.strip_suffix(WHOLE_REFUND).unwrap_or(id))?;
+    Ok(id.into())
+}
+
 pub(super) fn checked_quantity(what: &str, quantity: u64) -> Result<u64> {
     if quantity == 0 || quantity > MAX_QUANTITY {
         return Err(Error::Invalid(format!("{what} must be 1 to {MAX_QUANTITY}")));

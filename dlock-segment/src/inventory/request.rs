@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::checks::{checked_id, checked_millis, checked_quantity, unexpected};
+use super::checks::{WHOLE_REFUND, checked_id, checked_millis, checked_quantity, unexpected};
 use super::outcome::SoldOut;
 use super::{Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation};
 use crate::error::{Error, Result};
@@ -302,8 +302,7 @@ impl<'a> Refunding<'a> {
         };
         let id: Id = match &self.operation {
             Some(id) => checked_id("refund's id", id)?,
-            // No id of a user contains a control character.
-            None if quantity == 0 => format!("{of}\u{1}refund").into(),
+            None if quantity == 0 => format!("{of}{WHOLE_REFUND}").into(),
             None => {
                 let what = "a part of an operation is refunded under an id: .operation(id)";
                 return Err(Error::Invalid(what.into()));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation, Resolved};
+use dlock_segment::{Deduction, Error, HoldState, Inventory, Refund, Reservation, Resolved};
 
 use super::common::{self, Place, clean_audit, counts, is_sold_out, taken};
 use super::{held, refunded};
@@ -87,6 +87,10 @@ async fn resolve_settles_for_good(place: Place) {
     let hold = held(sale.reserve(1).operation("hold").send().await.unwrap());
     assert_eq!(sale.resolve("hold").await.unwrap(), Resolved::Reserved(hold));
     assert_eq!(counts(&sale).await, (3, 1, 1));
+    // The id that an unknown refund tells, if it was given none.
+    assert!(matches!(sale.refund("done").send().await.unwrap(), Refund::Refunded(_)));
+    let refund = sale.resolve("done\u{1}refund").await.unwrap();
+    assert!(matches!(refund, Resolved::Refunded(_)), "{refund:?}");
     clean_audit(&sale).await;
 }
 

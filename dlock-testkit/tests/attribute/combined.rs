@@ -1,5 +1,7 @@
 //! Beside the attributes that people write above or below it.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use dlock_core::{Dlock, Error, Result, assert_locked, distributed_lock, testing};
@@ -54,6 +56,21 @@ async fn with_instrument() {
     instrumented_outside(&dlock, 7).await.unwrap();
     instrumented_inside(&dlock, 7).await.unwrap();
     assert_eq!(*seen.0.lock().unwrap(), ["instrumented_outside", "instrumented_inside"]);
+}
+
+/// What `#[async_trait]` makes looks alike; here all of it is the body.
+#[distributed_lock(key = "by-hand", client = dlock)]
+fn boxed_by_hand(dlock: &Dlock) -> Pin<Box<dyn Future<Output = Result<usize>> + Send + '_>> {
+    Box::pin(async move {
+        let holders = dlock.inspect("by-hand").await?.holders;
+        let count: usize = holders.len();
+        Ok(count)
+    })
+}
+
+#[tokio::test]
+async fn all_of_a_boxed_body_is_under_the_lock() {
+    assert_eq!(boxed_by_hand(&testing::client()).await.unwrap(), 1);
 }
 
 // -- async_trait -----------------------------------------------------------------

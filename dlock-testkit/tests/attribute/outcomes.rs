@@ -16,6 +16,7 @@ on_both!(
     lost_and_cancelled,
     lost_and_finished,
     lost_of_several,
+    lost_before_the_body,
     an_error_of_the_body,
     a_panic,
     a_cancelled_caller,
@@ -155,6 +156,46 @@ async fn lost_of_several(world: World) {
     world.break_lock("b").await;
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(error, AppError::Lock(ErrorKind::Lost, Body::Cancelled));
+    world.assert_free("a").await;
+    world.assert_free("b").await;
+}
+
+#[distributed_lock(keys = ["a", "b"], client = dlock)]
+async fn begun(dlock: &Dlock, ran: &AtomicU32) -> AppResult<u32> {
+    Ok(ran.fetch_add(1, Ordering::SeqCst))
+}
+
+#[distributed_lock(keys = ["a", "b"], on_lost = "finish", client = dlock)]
+async fn begun_to_finish(dlock: &Dlock, ran: &AtomicU32) -> AppResult<u32> {
+    Ok(ran.fetch_add(1, Ordering::SeqCst))
+}
+
+/// The first key is lost while the second is waited for.
+async fn lost_before_the_body(world: World) {
+    let ran = AtomicU32::new(0);
+    for to_finish in [false, true] {
+        let busy = world.busy("b").await;
+        let call = async {
+            if to_finish {
+                begun_to_finish(&world.dlock, &ran).await
+            } else {
+                begun(&world.dlock, &ran).await
+            }
+        };
+        let holds_a = || {
+            let held = world.dlock.local_state().held;
+            held.iter().any(|hold| hold.key.as_str() == "a" && hold.state == State::Held)
+        };
+        let losing = async {
+            until(async || holds_a()).await;
+            world.break_lock("a").await;
+            until(async || !holds_a()).await;
+            drop(busy);
+        };
+        let (outcome, ()) = tokio::join!(call, losing);
+        assert_eq!(outcome, Err(AppError::Lock(ErrorKind::Lost, Body::NotRun)));
+    }
+    assert_eq!(ran.load(Ordering::SeqCst), 0);
     world.assert_free("a").await;
     world.assert_free("b").await;
 }

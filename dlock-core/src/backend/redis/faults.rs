@@ -117,7 +117,7 @@ fn refusal(operation: Operation, code: &str, details: &str) -> Error {
         // Before version 7 a script's error hides the code in its text.
         .or_else(|| {
             FAULTS.iter().find(|(known, ..)| {
-                details.split(' ').any(|word| word.trim_end_matches('.') == *known)
+                details.split(' ').any(|word| word.trim_matches(['-', '.']) == *known)
             })
         });
     if let Some((_, kind, words)) = known {
@@ -148,6 +148,9 @@ mod tests {
             ErrorKind::Config
         );
         assert_eq!(kind("ERR", "user_script:12: DLOCKLAYOUT script: x"), ErrorKind::Config);
+        let old = "@user_script: 24: -OOM command not allowed when used memory > 'maxmemory'.";
+        let error = refusal(Operation::Acquire, "ERR", old);
+        assert!(error.to_string().contains("raise `maxmemory`"), "{error}");
         let error = refusal(Operation::Acquire, "ERR", "hunter2 is no command");
         assert!(!format!("{error} {error:?}").contains("hunter2"));
     }
