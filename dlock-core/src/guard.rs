@@ -269,7 +269,7 @@ macro_rules! guard_methods {
         /// the lock is lost does not begin.
         #[doc(hidden)]
         pub fn run_if_held<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
-            self.hold.run(future).to_end()
+            self.hold.run(future).once_begun()
         }
 
         /// Releases the lock and says what came of it.

@@ -89,7 +89,7 @@ impl<'a, F> Run<'a, F> {
     }
 
     /// What has begun goes on when a lock is lost.
-    pub(crate) fn to_end(self) -> Self {
+    pub(crate) fn once_begun(self) -> Self {
         Run { to_end: true, ..self }
     }
 }

@@ -198,7 +198,7 @@ impl MultiGuard {
     /// of them is lost does not begin.
     #[doc(hidden)]
     pub fn run_if_held<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
-        Run::new(self.guards.iter().map(Guard::hold), self.frames(), future).to_end()
+        Run::new(self.guards.iter().map(Guard::hold), self.frames(), future).once_begun()
     }
 
     fn frames(&self) -> impl Iterator<Item = Frame> {
