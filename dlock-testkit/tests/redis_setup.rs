@@ -105,6 +105,9 @@ async fn calls_in_flight_are_combined() {
     let runs: usize = runs.and_then(|it| it.split(',').next()?.parse().ok()).expect("runs");
     println!("{} calls in {runs} runs", 2 * TASKS);
     assert!(runs < TASKS, "{} calls in {runs} runs", 2 * TASKS);
+    server.cli(&["DEL", "dlock:1:{default:key-7}:q", "dlock:1:{default:key-9}:l"]);
+    drop(client);
+    server.assert_nothing_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -139,6 +142,9 @@ async fn credentials_may_change() {
     let error = wrong.expect("a client").mutex("a").lock().await.expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Denied);
     assert!(!format!("{error} {error:?}").contains("gone"), "{error:?}");
+    drop((provided, read));
+    cli(&["-a", "second", "CONFIG", "SET", "requirepass", ""]);
+    server.assert_nothing_left().await;
 }
 
 /// A user with the documented rights and no others passes the whole suite.
@@ -163,6 +169,8 @@ async fn the_least_rights_suffice() {
     let mut outside = redis::Client::open(url).expect("a client");
     let outside = redis::cmd("GET").arg("other").query::<Option<String>>(&mut outside);
     assert_eq!(outside.expect_err("denied").code(), Some("NOPERM"));
+    drop(suite);
+    server.assert_nothing_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,6 +192,8 @@ async fn a_server_that_evicts_is_refused() {
             assert!(began.elapsed() < Duration::from_secs(20));
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        drop(lazy);
+        server.assert_nothing_left().await;
     }
 }
 

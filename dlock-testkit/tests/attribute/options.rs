@@ -26,6 +26,7 @@ on_both!(
     when,
     on_busy_and_on_error,
     policy,
+    names_and_values,
 );
 
 // -- key -------------------------------------------------------------------
@@ -55,6 +56,22 @@ async fn one_at_a_time(world: World) {
     }
     world.assert_free("order:0").await;
     world.assert_free("order:1").await;
+}
+
+#[distributed_lock(key = "user:{email}", name = "sign-up", crate = dlock_core, client = dlock, guard = lock)]
+async fn sign_up(dlock: &Dlock, email: &str) -> Result<[String; 2]> {
+    Ok([lock.key().as_str().to_owned(), lock.key().label().to_owned()])
+}
+
+async fn names_and_values(world: World) {
+    let values = [(":", "%3A"), ("{}", "%7B%7D"), ("%", "%25"), ("a\0\n", "a%00%0A"), ("🎉", "🎉")];
+    for (value, escaped) in values {
+        let [text, label] = sign_up(&world.dlock, value).await.expect("the lock");
+        assert_eq!((text, label.as_str()), (format!("user:{escaped}"), "sign-up"));
+        world.assert_free(&format!("user:{escaped}")).await;
+    }
+    let error = sign_up(&world.dlock, &"x".repeat(10 * 1024)).await.expect_err("too long");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
 struct Order {
