@@ -46,19 +46,6 @@ impl RedisServer {
         crate::servers::found(program, runs(program)).then(|| Self::of(program, options))
     }
 
-    /// A server that is another program: `valkey-server`, or a Redis of another
-    /// version. Missing, it is skipped visibly even where servers are required.
-    ///
-    /// # Panics
-    /// If it does not come up.
-    pub fn other(program: &str, options: &[&str]) -> Option<Self> {
-        if !runs(program) {
-            crate::servers::skipped(&format!("{program} is missing"));
-            return None;
-        }
-        Some(Self::of(program, options))
-    }
-
     fn of(program: &str, options: &[&str]) -> Self {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);

@@ -30,7 +30,7 @@ fn missing(server: &str, is_there: bool, required: bool) -> bool {
 }
 
 /// Says that a test is skipped, past the capture of what passing tests print.
-pub(crate) fn skipped(why: &str) {
+fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 

@@ -10,19 +10,6 @@ use dlock_testkit::redis::RedisServer;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance() {
     let Some(server) = RedisServer::start() else { return };
-    conforms(server).await;
-}
-
-/// The same on Valkey, and on what `DLOCK_TEST_REDIS` names: the program of a
-/// Redis of another version.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn conformance_of_other_servers() {
-    let other = std::env::var("DLOCK_TEST_REDIS").unwrap_or("valkey-server".into());
-    let Some(server) = RedisServer::other(&other, &[]) else { return };
-    conforms(server).await;
-}
-
-async fn conforms(server: RedisServer) {
     let server = Arc::new(server);
     let suite = Suite::new({
         let server = server.clone();
