@@ -6,7 +6,8 @@
 //! - on a remote backend calls go to the driver's own thread and runtime, which
 //!   puts a time-out around each and brings the answers back;
 //! - on the embedded backend a call is answered at once, so it is made right
-//!   here, without a thread.
+//!   here, without a thread and within the step; only the notices that come of it
+//!   wait until the shard is unlocked.
 //!
 //! What is due later is done by one timer for the whole client: part of the
 //! driver's thread or, embedded, a task in the runtime that is at hand, so that a
@@ -14,19 +15,18 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rand::RngExt as _;
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::backend::{Backend, Listener};
-use crate::claim::{Notice, Owner};
 use crate::clock::{Clock, Moment};
 use crate::engine::{Action, Actions, Answer, CallId, Engine, Limits, Request, Ticket};
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -35,6 +35,7 @@ use crate::observe::{Event, Observer};
 use crate::plant::Planted;
 
 mod calls;
+mod hearing;
 
 pub(crate) type Wakers = SmallVec<[Waker; 1]>;
 
@@ -54,7 +55,7 @@ pub(crate) type Machine = Engine<Wakers>;
 const FLUSH: Duration = Duration::from_millis(100);
 
 pub(crate) struct Core {
-    ear: Arc<Ear>,
+    ear: Arc<hearing::Ear>,
     shards: Box<[Mutex<Machine>]>,
     backend: Arc<dyn Backend>,
     clock: Clock,
@@ -64,7 +65,6 @@ pub(crate) struct Core {
     line: calls::Line,
     timer: Timer,
     pub(crate) observer: Observer,
-    pub(crate) guard_gone: Notify,
 }
 
 /// What the driver's thread is to do.
@@ -107,7 +107,7 @@ impl Core {
             (None, None)
         };
         let core = Arc::new_cyclic(|core| Core {
-            ear: Arc::new(Ear(core.clone())),
+            ear: Arc::new(hearing::Ear(core.clone())),
             shards,
             backend,
             clock: if remote { Clock::boot() } else { Clock::tokio() },
@@ -116,7 +116,6 @@ impl Core {
             line: calls::Line::default(),
             timer: Timer { rings: AtomicU64::new(u64::MAX), ..Timer::default() },
             observer,
-            guard_gone: Notify::new(),
         });
         let ear: Arc<dyn Listener> = core.ear.clone();
         core.backend.open(client, Arc::downgrade(&ear));
@@ -177,9 +176,8 @@ impl Core {
                     }
                 }
                 Action::Call(call, request) if self.calls.is_none() => {
-                    let (call, request) = (*call, request.clone());
-                    let answer =
-                        MutexGuard::unlocked(&mut machine, || self.backend.in_place(&request, now));
+                    let call = *call;
+                    let answer = hearing::later(|| self.backend.in_place(request, now));
                     // No time passed that anybody could notice.
                     machine.reply(now, call, answer, &mut actions);
                 }
@@ -191,6 +189,7 @@ impl Core {
         drop(machine);
         self.ring_at(due);
         wakers.into_iter().for_each(Waker::wake);
+        hearing::now();
         // Calls first: what a hook does must not keep them from being sent.
         if self.calls.is_some() {
             for action in &actions {
@@ -346,18 +345,6 @@ impl Core {
 
     pub(crate) fn owes_nothing(&self) -> bool {
         self.look_all(|machine| machine.owes_nothing()).into_iter().all(|nothing| nothing)
-    }
-}
-
-/// Hears the backend's notices for as long as the client lives.
-struct Ear(Weak<Core>);
-
-impl Listener for Ear {
-    fn notice(&self, key: &Key, owner: Owner, notice: Notice) {
-        if let Some(core) = self.0.upgrade() {
-            let shard = core.shard_of(key);
-            core.step(shard, |machine, now, actions| machine.notice(now, owner, notice, actions));
-        }
     }
 }
 

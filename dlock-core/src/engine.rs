@@ -131,7 +131,7 @@ impl<W> Engine<W> {
     pub fn enqueue(
         &mut self,
         now: Moment,
-        ask: Ask,
+        ask: Ask<'_>,
         payload: W,
         out: &mut Actions,
     ) -> Result<Ticket, Refusal> {
@@ -141,10 +141,10 @@ impl<W> Engine<W> {
         }
         let full = if ask.wait == Wait::Try { Refusal::Busy(None) } else { Refusal::Overloaded };
         let gate = match ask.lane {
-            Lane::Shared => match self.shared.get(&ask.key) {
+            Lane::Shared => match self.shared.get(ask.key) {
                 Some(gate) => {
                     let room = &mut self.rooms[*gate];
-                    if room.gate.is_unused() && !room.key.is_same(&ask.key) {
+                    if room.gate.is_unused() && !room.key.is_same(ask.key) {
                         room.key = ask.key.clone(); // it may be shown under another name now
                     }
                     *gate
@@ -156,7 +156,7 @@ impl<W> Engine<W> {
                 }
             },
             Lane::Own => {
-                let waiting = self.apart.entry_ref(&ask.key).or_default();
+                let waiting = self.apart.entry_ref(ask.key).or_default();
                 if *waiting >= self.limits.waiters {
                     return Err(full);
                 }

@@ -173,9 +173,7 @@ impl Hold {
             return;
         }
         self.let_go = true;
-        let core = &self.handle.core;
-        core.observer.tell(&Event::Released { key: &self.key, held });
-        core.guard_gone.notify_waiters();
+        self.handle.core.observer.tell(&Event::Released { key: &self.key, held });
     }
 }
 

@@ -321,7 +321,9 @@ impl Keeper {
         tenure.seq = tenure.seq.wrapping_add(1);
         let (request, acquire) = match tenure.phase {
             Phase::Asking | Phase::Queued => {
-                Arc::make_mut(&mut tenure.claim).sent = now;
+                if tenure.claim.sent != now {
+                    Arc::make_mut(&mut tenure.claim).sent = now;
+                }
                 (Request::Acquire(tenure.claim.clone()), true)
             }
             Phase::Held { .. } => (Request::Renew(tenure.claim.clone()), false),

@@ -127,8 +127,9 @@ impl Play {
             None if mode.is_permits() || self.random.random_ratio(1, 4) => Lane::Own,
             None => Lane::Shared,
         };
+        let key = Key::new("k").expect("a key");
         let ask = Ask {
-            key: Key::new("k").expect("a key"),
+            key: &key,
             mode,
             ttl: Duration::from_millis(300),
             wait,

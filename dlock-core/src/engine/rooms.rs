@@ -60,7 +60,7 @@ pub(super) enum Kind {
 }
 
 impl<W> Engine<W> {
-    pub(super) fn gate_inside(&mut self, parent: Ticket, ask: &Ask) -> Option<GateId> {
+    pub(super) fn gate_inside(&mut self, parent: Ticket, ask: &Ask<'_>) -> Option<GateId> {
         let entry = self.tickets.get(parent)?;
         let Phase::Admitted { token, .. } = entry.phase else { return None };
         if let Some(nested) = entry.nested {
@@ -80,7 +80,7 @@ impl<W> Engine<W> {
         }
     }
 
-    pub(super) fn open_room(&mut self, gate: Gate, ask: &Ask, kind: Kind) -> GateId {
+    pub(super) fn open_room(&mut self, gate: Gate, ask: &Ask<'_>, kind: Kind) -> GateId {
         let key = ask.key.clone();
         self.rooms.insert(Room { gate, key, kind, news: None })
     }

@@ -43,9 +43,9 @@ pub struct Limits {
 
 /// What a task asks for.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct Ask<'a> {
     /// On what.
-    pub key: Key,
+    pub key: &'a Key,
     /// What for.
     pub mode: Mode,
     /// How long the lease lasts unless renewed.

@@ -14,11 +14,11 @@ use crate::engine::{Ask, Outcome, Refusal};
 /// Waits for a ticket to be admitted. Dropped before that, it leaves nothing.
 pub(super) struct Acquire<'a> {
     handle: &'a Arc<Handle>,
-    stage: Stage,
+    stage: Stage<'a>,
 }
 
-enum Stage {
-    Start(Ask),
+enum Stage<'a> {
+    Start(Ask<'a>),
     Waiting(Spot),
     Done,
 }
@@ -33,7 +33,7 @@ pub(super) struct Admission {
 }
 
 impl<'a> Acquire<'a> {
-    pub(super) fn new(handle: &'a Arc<Handle>, ask: Ask) -> Self {
+    pub(super) fn new(handle: &'a Arc<Handle>, ask: Ask<'a>) -> Self {
         Acquire { handle, stage: Stage::Start(ask) }
     }
 }
@@ -53,7 +53,7 @@ impl Future for Acquire<'_> {
         };
         let (spot, (outcome, before)) = match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Start(ask) => {
-                let shard = core.shard_of(&ask.key);
+                let shard = core.shard_of(ask.key);
                 let enqueued = core.step_then(
                     shard,
                     |machine, now, actions| machine.enqueue(now, ask, Wakers::new(), actions),

@@ -247,7 +247,7 @@ impl<G: Held> Lock<G> {
         };
         let nested = matches!(lane, Lane::Inside(_));
         let ask = Ask {
-            key: key.clone(),
+            key,
             mode: self.mode,
             ttl: self.options.ttl,
             wait,

@@ -55,8 +55,9 @@ impl World {
         };
         let own = mode.is_permits() || self.chance(self.plan.fair);
         let max_hold = (!marathon && self.chance(5)).then(|| Duration::from_millis(30));
+        let wanted = self.keys[key].clone();
         let ask = Ask {
-            key: self.keys[key].clone(),
+            key: &wanted,
             mode,
             ttl: self.plan.ttl,
             wait,
