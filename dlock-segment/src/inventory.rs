@@ -248,8 +248,9 @@ impl Inventory {
     }
 
     /// The effects after this entry of the journal (0: from the start), in order,
-    /// some at a time; go on after the last. Each comes at least once. Empty: no
-    /// more for now.
+    /// some at a time; go on after the last. Empty: no more for now. The last ones
+    /// that the [`journal`](Builder::journal) keeps come as often as they are asked
+    /// for; a first `sequence` above `after + 1` tells that some are gone.
     ///
     /// # Errors
     /// `Invalid` if the sale was made without a [`journal`](Builder::journal);

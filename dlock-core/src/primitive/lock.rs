@@ -132,7 +132,8 @@ macro_rules! lock_options {
         }
 
         /// Takes ttl and wait from the client's configuration, as far as that has a
-        /// policy of this name: `policy.payments.ttl`, `policy.payments.wait`.
+        /// policy of this name: `policy.payments.ttl`, `policy.payments.wait`. It
+        /// overrides what was said before it, and not what is said after it.
         pub fn policy(mut self, name: &str) -> Self {
             self.options.follow(self.handle.config.policy(name));
             self
