@@ -88,6 +88,7 @@ fn word(answer: &Answer) -> &'static str {
         Answer::TooMuch { .. } => "too_much",
         Answer::Overflow => "overflow",
         Answer::Again => "again",
+        Answer::Unreadable => "unreadable",
     }
 }
 

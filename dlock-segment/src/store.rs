@@ -172,6 +172,8 @@ pub enum Answer {
     Overflow,
     /// Expired reservations are in the way: ask again.
     Again,
+    /// Its record is not in words known here; nothing was changed.
+    Unreadable,
 }
 
 /// Where units came from: segments of an epoch, and how many of each.

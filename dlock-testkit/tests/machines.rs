@@ -59,7 +59,8 @@ impl Process {
 
     fn enqueue_with(&mut self, now: Moment, mode: Mode, wait: Wait, lane: Lane) -> Ticket {
         let key = Key::new("k").expect("a key");
-        let ask = Ask { key: &key, mode, ttl: ms(3_000), wait, lane, max_hold: None, holder: holder(1) };
+        let ask =
+            Ask { key: &key, mode, ttl: ms(3_000), wait, lane, max_hold: None, holder: holder(1) };
         self.step(|machine, actions| machine.enqueue(now, ask, (), actions)).expect("a ticket")
     }
 

@@ -61,6 +61,10 @@ pub(super) fn unexpected(answer: &Answer) -> Error {
             Error::Invalid("the sale limits each buyer; name one with .buyer(..)".into())
         }
         Answer::Overflow => Error::Invalid("the sale would have 2^53 units or more".into()),
+        Answer::Unreadable => Error::Conflict(
+            "what is kept of this operation cannot be read, so nothing was changed; audit() names it; was it written by a newer version?"
+                .into(),
+        ),
         other => Error::Conflict(format!("the store answered {other:?}")),
     }
 }

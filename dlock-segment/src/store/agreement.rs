@@ -9,6 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::home::Home;
 use super::redis::Redis;
+use super::redis::words::Batch;
 use super::{Answer, Ask, Change, Counts, Id, MAX_UNITS, Sale, Store as _, Terms, View};
 
 struct Both {
@@ -24,7 +25,7 @@ impl Both {
         let mut random = StdRng::seed_from_u64(seed);
         let terms = Terms {
             stock: random.random_range(1..60),
-            segments: random.random_range(1..12),
+            segments: if random.random_ratio(1, 8) { 600 } else { random.random_range(1..12) },
             per_buyer: if random.random() { random.random_range(1..6) } else { 0 },
             opens_at: 0,
             closes_at: 0,
@@ -90,7 +91,8 @@ impl Both {
     }
 
     async fn batch(&mut self) {
-        let batch: Vec<Ask> = (0..self.random.random_range(0..9)).map(|_| self.ask()).collect();
+        let most = if self.random.random_ratio(1, 20) { 256 } else { 8 };
+        let batch: Vec<Ask> = (0..self.random.random_range(0..=most)).map(|_| self.ask()).collect();
         self.apply(&batch).await;
     }
 
@@ -101,21 +103,7 @@ impl Both {
         let applied =
             on_driver(&self.dlock, async move { redis.apply_from(&sale, start, &asks).await });
         let (view, answers) = applied.await.expect("an answer");
-        // The script takes anonymous deductions first, then those without buyer,
-        // each kind by quantity, and then the rest.
-        let mut groups: Vec<(u8, u64)> = Vec::new();
-        for kind in [0, 1] {
-            groups.extend(batch.iter().map(group).filter(|group| group.0 == kind));
-        }
-        groups.push((2, 0));
-        let mut order: Vec<usize> = Vec::new();
-        for wanted in groups {
-            for (at, ask) in batch.iter().enumerate() {
-                if group(ask) == wanted && !order.contains(&at) {
-                    order.push(at);
-                }
-            }
-        }
+        let order = Batch::new(batch).order();
         self.home.reclaim(view.now);
         let mut expected: Vec<Option<Answer>> = vec![None; batch.len()];
         for at in order {
@@ -132,7 +120,7 @@ impl Both {
             0 => Change::Pause,
             1 | 2 => Change::Resume,
             3 => Change::PerBuyer(self.random.random_range(0..6)),
-            4 => Change::Resize(self.random.random_range(1..12)),
+            4 => Change::Resize([1, 2, 7, 11, 300][self.random.random_range(0..5)]),
             _ => Change::Rebalance,
         };
         let (redis, sale) = (self.redis.clone(), self.sale.clone());
@@ -187,15 +175,6 @@ impl Both {
             entry.sequence = 0;
         }
         assert_eq!(entries, expected);
-    }
-}
-
-/// What the script takes together.
-fn group(ask: &Ask) -> (u8, u64) {
-    match ask {
-        Ask::Deduct { quantity, operation: None, buyer: None } => (0, *quantity),
-        Ask::Deduct { quantity, operation: Some(_), buyer: None } => (1, *quantity),
-        _ => (2, 0),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Stock in Redis, on the connection of the client's locks. Every call is one
 //! script; see `lua/head.lua` for what is stored.
 
-mod words;
+pub(crate) mod words;
 
 use std::sync::OnceLock;
 
@@ -82,15 +82,16 @@ impl Redis {
         start: u32,
         batch: &[Ask],
     ) -> Result<(View, Vec<Answer>)> {
-        let packed = Batch::new(batch);
+        let batch = Batch::new(batch);
         let (birth, start) = (sale.birth.to_string(), start.to_string());
-        let arguments = [birth.as_bytes(), start.as_bytes(), packed.bytes()];
+        let packed = batch.packed();
+        let arguments = [birth.as_bytes(), start.as_bytes(), packed.as_slice()];
         let reply = self.run(&scripts().apply, &sale.key, &arguments).await?;
         let reply = words::text(&reply).ok_or_else(unreadable)?;
         if reply == "N" {
             return Err(no_sale(&sale.key));
         }
-        packed.answers(reply).ok_or_else(unreadable)
+        batch.answers(reply).ok_or_else(unreadable)
     }
 
     async fn viewed(

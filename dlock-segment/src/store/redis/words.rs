@@ -1,5 +1,6 @@
 //! How batches are written for the scripts, and how their replies are read.
 
+use hashbrown::HashSet;
 use redis::Value;
 use rmp::encode::{write_array_len, write_str, write_uint};
 
@@ -8,131 +9,119 @@ use crate::store::{Answer, Ask, Counts, Effect, Entry, Fate, Id, Parts, Record, 
 
 /// A batch as `apply.lua` reads it. Most requests are alike, and are written
 /// together: deductions of one quantity without id or buyer as a run, those with an
-/// id and no buyer as a list of ids.
-pub(super) struct Batch {
-    packed: Vec<u8>,
-    /// Where each answer is.
-    places: Vec<Place>,
-    runs: Vec<(u64, u64)>,
+/// id and no buyer as a list of ids. All are given by their place in the batch.
+pub(crate) struct Batch<'a> {
+    asks: &'a [Ask],
+    runs: Vec<(u64, Vec<usize>)>,
+    named: Vec<(u64, Vec<usize>)>,
+    others: Vec<usize>,
 }
 
-#[derive(Clone, Copy)]
-enum Place {
-    Run {
-        run: usize,
-        at: u64,
-    },
-    /// A line after those of the runs.
-    Line(usize),
-}
-
-impl Batch {
-    pub(super) fn new(batch: &[Ask]) -> Self {
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        let mut named: Vec<(u64, Vec<usize>)> = Vec::new();
-        let mut others = Vec::new();
-        let mut places = Vec::with_capacity(batch.len());
-        for (index, ask) in batch.iter().enumerate() {
-            places.push(Place::Line(0));
+impl<'a> Batch<'a> {
+    pub(crate) fn new(asks: &'a [Ask]) -> Self {
+        let mut batch = Batch { asks, runs: Vec::new(), named: Vec::new(), others: Vec::new() };
+        let mut ids = HashSet::new();
+        for (place, ask) in asks.iter().enumerate() {
             match ask {
                 Ask::Deduct { quantity, operation: None, buyer: None } => {
-                    let run = runs.iter().position(|(of, _)| of == quantity);
-                    let run = run.unwrap_or_else(|| {
-                        runs.push((*quantity, 0));
-                        runs.len() - 1
-                    });
-                    places[index] = Place::Run { run, at: runs[run].1 };
-                    runs[run].1 += 1;
+                    alike(&mut batch.runs, *quantity, place);
                 }
-                Ask::Deduct { quantity, operation: Some(_), buyer: None } => {
-                    match named.iter_mut().find(|(of, _)| of == quantity) {
-                        Some((_, alike)) => alike.push(index),
-                        None => named.push((*quantity, vec![index])),
-                    }
+                Ask::Deduct { quantity, operation: Some(id), buyer: None } if ids.insert(id) => {
+                    alike(&mut batch.named, *quantity, place);
                 }
-                _ => others.push(index),
+                _ => batch.others.push(place),
             }
         }
-        let lines = named.iter().flat_map(|(_, alike)| alike).chain(&others);
-        for (line, index) in lines.enumerate() {
-            places[*index] = Place::Line(line);
-        }
-        Batch { packed: pack(batch, &runs, &named, &others), places, runs }
+        batch
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.packed
+    /// The places in the order in which the script comes to them.
+    #[cfg(test)]
+    pub(crate) fn order(&self) -> Vec<usize> {
+        let alike = self.runs.iter().chain(&self.named).flat_map(|(_, places)| places);
+        alike.chain(&self.others).copied().collect()
+    }
+
+    pub(super) fn packed(&self) -> Vec<u8> {
+        let length = |many: usize| u32::try_from(many).unwrap_or(u32::MAX);
+        let mut packed = Vec::with_capacity(32 + self.asks.len() * 32);
+        // Writing to a Vec does not fail.
+        let _ = write_array_len(&mut packed, 3);
+        let _ = write_array_len(&mut packed, length(self.runs.len() * 2));
+        for (quantity, places) in &self.runs {
+            let _ = write_uint(&mut packed, *quantity);
+            let _ = write_uint(&mut packed, places.len() as u64);
+        }
+        let _ = write_array_len(&mut packed, length(self.named.len() * 2));
+        for (quantity, places) in &self.named {
+            let _ = write_uint(&mut packed, *quantity);
+            let _ = write_array_len(&mut packed, length(places.len()));
+            for place in places {
+                let _ = write_str(&mut packed, fields(&self.asks[*place]).2.map_or("", |id| id));
+            }
+        }
+        let _ = write_array_len(&mut packed, length(self.others.len() * 5));
+        for place in &self.others {
+            let (kind, quantity, id, whose, extra) = fields(&self.asks[*place]);
+            let _ = write_str(&mut packed, kind);
+            let _ = write_uint(&mut packed, quantity);
+            let _ = write_str(&mut packed, id.map_or("", |id| id));
+            let _ = write_str(&mut packed, whose.map_or("", |id| id));
+            let _ = write_uint(&mut packed, extra);
+        }
+        packed
     }
 
     /// The view and the answers, in the order of the requests.
     pub(super) fn answers(&self, reply: &str) -> Option<(View, Vec<Answer>)> {
         let mut lines = reply.split('\n');
         let view = view(lines.next()?)?;
-        let mut runs = Vec::with_capacity(self.runs.len());
-        for _ in &self.runs {
+        let mut answers = vec![Answer::Absent; self.asks.len()];
+        for (quantity, places) in &self.runs {
             let mut words = lines.next()?.splitn(3, ' ');
             let done: u64 = words.next()?.parse().ok()?;
             let refusal = refusal(words.next()?);
-            runs.push((done, refusal, parts(words.next()?)?));
-        }
-        let lines: Vec<&str> = lines.collect();
-        let answer = |place: &Place| match *place {
-            Place::Line(at) => item(lines.get(at)?),
-            Place::Run { run, at } => {
-                let (quantity, (done, refusal, parts)) = (self.runs[run].0, &runs[run]);
-                if at >= *done {
-                    return refusal.clone();
-                }
-                Some(Answer::Found(Record {
-                    fate: Fate::Taken,
-                    quantity,
-                    refunded: 0,
-                    epoch: view.epoch,
-                    parts: cut(parts, at * quantity, quantity),
-                    at: view.now,
-                    expires: 0,
-                    whose: None,
-                }))
+            let parts = parts(words.next()?)?;
+            for (place, at) in places.iter().zip(0..) {
+                answers[*place] = if at < done {
+                    Answer::Found(Record {
+                        fate: Fate::Taken,
+                        quantity: *quantity,
+                        refunded: 0,
+                        epoch: view.epoch,
+                        parts: cut(&parts, at * quantity, *quantity),
+                        at: view.now,
+                        expires: 0,
+                        whose: None,
+                    })
+                } else {
+                    refusal.clone()?
+                };
             }
-        };
-        let answers = self.places.iter().map(answer).collect::<Option<_>>()?;
+        }
+        for (_, places) in &self.named {
+            let mut places = places.iter();
+            for alike in lines.next()?.split('\t') {
+                let (count, text) = alike.split_once(' ')?;
+                let found = answer(text)?;
+                for place in places.by_ref().take(count.parse().ok()?) {
+                    answers[*place] = found.clone();
+                }
+            }
+            places.next().is_none().then_some(())?;
+        }
+        for place in &self.others {
+            answers[*place] = answer(lines.next()?)?;
+        }
         Some((view, answers))
     }
 }
 
-fn pack(
-    batch: &[Ask],
-    runs: &[(u64, u64)],
-    named: &[(u64, Vec<usize>)],
-    others: &[usize],
-) -> Vec<u8> {
-    let length = |many: usize| u32::try_from(many).unwrap_or(u32::MAX);
-    let mut packed = Vec::with_capacity(32 + batch.len() * 32);
-    // Writing to a Vec does not fail.
-    let _ = write_array_len(&mut packed, 3);
-    let _ = write_array_len(&mut packed, length(runs.len() * 2));
-    for number in runs.iter().flat_map(|(quantity, count)| [*quantity, *count]) {
-        let _ = write_uint(&mut packed, number);
+fn alike(lists: &mut Vec<(u64, Vec<usize>)>, quantity: u64, place: usize) {
+    match lists.iter_mut().find(|(of, _)| *of == quantity) {
+        Some((_, places)) => places.push(place),
+        None => lists.push((quantity, vec![place])),
     }
-    let words = named.iter().map(|(_, alike)| alike.len() + 2).sum();
-    let _ = write_array_len(&mut packed, length(words));
-    for (quantity, alike) in named {
-        let _ = write_uint(&mut packed, *quantity);
-        let _ = write_uint(&mut packed, alike.len() as u64);
-        for index in alike {
-            let _ = write_str(&mut packed, fields(&batch[*index]).2.map_or("", |id| id));
-        }
-    }
-    let _ = write_array_len(&mut packed, length(others.len() * 5));
-    for index in others {
-        let (kind, quantity, id, whose, extra) = fields(&batch[*index]);
-        let _ = write_str(&mut packed, kind);
-        let _ = write_uint(&mut packed, quantity);
-        let _ = write_str(&mut packed, id.map_or("", |id| id));
-        let _ = write_str(&mut packed, whose.map_or("", |id| id));
-        let _ = write_uint(&mut packed, extra);
-    }
-    packed
 }
 
 fn fields(ask: &Ask) -> (&'static str, u64, Option<&Id>, Option<&Id>, u64) {
@@ -153,10 +142,11 @@ fn fields(ask: &Ask) -> (&'static str, u64, Option<&Id>, Option<&Id>, u64) {
     }
 }
 
-fn item(line: &str) -> Option<Answer> {
-    match line.strip_prefix('F') {
-        Some(text) => record(text).map(Answer::Found),
-        None => refusal(line),
+/// A record, which starts with a small letter, or a refusal.
+fn answer(text: &str) -> Option<Answer> {
+    match text.starts_with(|letter: char| letter.is_ascii_lowercase()) {
+        true => record(text).map(Answer::Found),
+        false => refusal(text),
     }
 }
 
@@ -172,6 +162,7 @@ fn refusal(letter: &str) -> Option<Answer> {
         "M" => Answer::BuyerMissing,
         "O" => Answer::Overflow,
         "G" => Answer::Again,
+        "U" => Answer::Unreadable,
         other => Answer::TooMuch { left: other.strip_prefix('T')?.parse().ok()? },
     })
 }

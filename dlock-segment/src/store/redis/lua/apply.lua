@@ -10,62 +10,55 @@ if head[NEXT_EXPIRY] ~= 0 and head[NEXT_EXPIRY] <= now then
   end
 end
 
-local ids, buyers = {}, {}
-local function want(list, known, id)
-  if id ~= '' and known[id] == nil then
-    known[id] = false
+local wanted, ids, buyers = {}, {}, {}
+local function want(list, id)
+  if id ~= '' and not wanted[id] then
+    wanted[id] = true
     list[#list + 1] = id
   end
 end
-local at = 1
-while at <= #named do
-  for n = at + 2, at + 1 + named[at + 1] do
-    want(ids, records, named[n])
-  end
-  at = at + 2 + named[at + 1]
-end
 for n = 1, #items, FIELDS do
-  local kind = items[n]
-  want(ids, records, items[n + 2])
-  if kind == 'r' then
-    want(ids, records, items[n + 3])
-  else
-    want(buyers, has, items[n + 3])
+  want(ids, items[n + 2])
+  if items[n] == 'r' then
+    want(ids, items[n + 3])
   end
 end
 for _, id in ipairs(expired) do
-  want(ids, records, id)
+  want(ids, id)
+end
+look_up(ids)
+local any_known = {}
+for n = 1, #named, 2 do
+  any_known[n] = look_up(named[n + 1])
 end
 
-local generation = math.floor(now / head[RETENTION])
-if head[BEFORE] ~= 0 and head[BEFORE] >= generation - 1 then
-  fill(records, key .. 'o' .. text(head[BEFORE]), ids)
-end
-if head[GENERATION] ~= 0 and head[GENERATION] >= generation - 1 then
-  fill(records, key .. 'o' .. text(head[GENERATION]), ids)
-end
-if head[HOLDS] > 0 and #ids > 0 then
-  local found = fill(records, key .. 'h', ids)
-  for n = 1, #ids do
-    is_hold[ids[n]] = found[n] and true or nil
+-- Who buys, whose reservations end here, and whose units come back.
+wanted = {}
+for n = 1, #items, FIELDS do
+  if items[n] ~= 'r' then
+    want(buyers, items[n + 3])
   end
 end
--- Whose reservations end here, and whose units come back.
-for _, id in ipairs(ids) do
-  local record = records[id]
-  if record then
-    local fate = string.sub(record, 1, 1)
-    if fate == 'h' or fate == 't' or fate == 'c' then
-      want(buyers, has, parse(record).whose)
-    end
+for _, id in ipairs(seen) do
+  local fate = string.sub(records[id], 1, 1)
+  if fate == 'h' or fate == 't' or fate == 'c' then
+    want(buyers, (parse(records[id]) or { whose = '' }).whose)
   end
 end
-fill(has, key .. 'b', buyers)
+if #buyers > 0 then
+  local found = redis.call('HMGET', key .. 'b', unpack(buyers))
+  for n, buyer in ipairs(buyers) do
+    has[buyer] = tonumber(found[n] or 0)
+  end
+end
 
 ---------------------------------------------------------------- working
+local overdue = {}
 for _, id in ipairs(expired) do
-  find(id)
-  if not is_hold[id] and not unhold[id] then -- only its time was left
+  local it = find(id)
+  if it == UNREADABLE then -- an audit names it; it must not come up again and again
+    overdue[#overdue + 1], changed = id, true
+  elseif not is_hold[id] and not unhold[id] then -- only its time was left
     unhold[id], changed = true, true
   end
 end
@@ -83,7 +76,7 @@ local function refusal(quantity, buyer)
   if limit ~= 0 then
     if buyer == '' then
       return 'M'
-    elseif tonumber(has[buyer] or 0) + quantity > limit then
+    elseif has[buyer] + quantity > limit then
       return more_expired and quantity <= limit and 'G' or 'L'
     end
   end
@@ -94,9 +87,9 @@ end
 
 -- The answer to a request under an id that is known.
 local function again(it, fates, quantity, whose)
-  if it.fate == 'q' or (string.find(fates, it.fate, 1, true)
+  if it.fate == 'q' or it.fate == '?' or (string.find(fates, it.fate, 1, true)
       and it.quantity == quantity and it.whose == whose) then
-    return 'F' .. write(it)
+    return write(it)
   end
   return 'C'
 end
@@ -135,7 +128,7 @@ function act.d(quantity, id, buyer)
     head[SOLD_BY_ID] = head[SOLD_BY_ID] + quantity
     keep(id, record)
   end
-  return 'F' .. record
+  return record
 end
 
 function act.h(quantity, id, buyer, lasts)
@@ -148,7 +141,7 @@ function act.h(quantity, id, buyer, lasts)
     return refused
   end
   local expires = now + lasts
-  return 'F' .. keep(id, taken('h', quantity, id, buyer, text(expires)), expires)
+  return keep(id, taken('h', quantity, id, buyer, text(expires)), expires)
 end
 
 local function close_by(id, fate)
@@ -157,10 +150,10 @@ local function close_by(id, fate)
     return fate == 'x' and bury(id) or 'A'
   elseif it.fate == 'h' then
     close(id, it, fate)
-  elseif not string.find('cxeq', it.fate, 1, true) then
+  elseif not string.find('cxeq?', it.fate, 1, true) then
     return 'C'
   end
-  return 'F' .. write(it)
+  return write(it)
 end
 
 function act.c(_, id)
@@ -181,10 +174,10 @@ function act.e(_, id, _, until_then)
       keep(id, write(it), until_then)
       note('m', id, it.whose, it.quantity, it.parts, it.epoch)
     end
-  elseif not string.find('cxeq', it.fate, 1, true) then
+  elseif not string.find('cxeq?', it.fate, 1, true) then
     return 'C'
   end
-  return 'F' .. write(it)
+  return write(it)
 end
 
 function act.r(quantity, id, of)
@@ -195,6 +188,8 @@ function act.r(quantity, id, of)
   local target = find(of)
   if not target then
     return 'A'
+  elseif target.fate == '?' then
+    return 'U'
   elseif string.find('xeq', target.fate, 1, true) then
     return 'T0'
   elseif target.fate ~= 't' and target.fate ~= 'c' then
@@ -216,7 +211,7 @@ function act.r(quantity, id, of)
   target.refunded = target.refunded + quantity
   keep(of, write(target))
   note('r', id, of, quantity, parts, target.epoch)
-  return 'F' .. keep(id, write({
+  return keep(id, write({
     fate = 'r', quantity = quantity, refunded = 0, epoch = target.epoch, at = now_text,
     expires = 0, parts = parts, whose = of,
   }))
@@ -230,32 +225,32 @@ function act.s(quantity, id)
   if head[AVAILABLE] + head[RESERVED] + head[SOLD] + quantity >= MAX_UNITS then
     return 'O'
   end
+  local each = math.floor(quantity / segments)
+  local odd = quantity - each * segments
   local parts = {}
-  for offset, some in ipairs(shares(quantity, segments)) do
-    if some > 0 then
-      local i = segment_at(offset - 1)
-      add(1, i, some)
-      add(4, i, some)
-      available[i] = units(i) + some
-      parts[#parts + 1] = i .. ':' .. some
-    end
+  for offset = 0, (each > 0 and segments or odd) - 1 do
+    local i, some = segment_at(offset), each + (offset < odd and 1 or 0)
+    add(1, i, some)
+    add(4, i, some)
+    available[i] = units(i) + some
+    parts[#parts + 1] = i .. ':' .. some
   end
   low, single, raised = 0, math.huge, true
   head[AVAILABLE] = head[AVAILABLE] + quantity
   head[RESTOCKED] = head[RESTOCKED] + quantity
   note('s', id, '', quantity, table.concat(parts, ','), epoch_text)
   local record = 's ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' 0  '
-  return 'F' .. (id ~= '' and keep(id, record) or record)
+  return id ~= '' and keep(id, record) or record
 end
 
 function act.q(_, id)
   local it = find(id)
-  return it and 'F' .. write(it) or bury(id)
+  return it and write(it) or bury(id)
 end
 
 function act.l(_, id)
   local it = find(id)
-  return it and 'F' .. write(it) or 'A'
+  return it and write(it) or 'A'
 end
 
 -- Deductions without id or buyer, as many at a time as a segment has.
@@ -287,50 +282,58 @@ for n = 1, #runs, 2 do
   reply[#reply + 1] = run(runs[n], runs[n + 1])
 end
 
--- Deductions of one quantity without buyer, `named[from]` to `named[to]`. New ids
--- that a segment serves have the same record, so it is made once.
-local function buy(quantity, from, to)
-  local closed = refusal(0, '')
-  local here, left, done, record, answer = nil, 0, 0, nil, nil
-  local function settle()
-    if done > 0 then
-      changed = true
-      move(here, done * quantity, 1, 3)
-      head[SOLD_BY_ID] = head[SOLD_BY_ID] + done * quantity
-    end
-    left, done = 0, 0
-  end
-  for n = from, to do
-    local id = named[n]
-    if left == 0 and not records[id] and not closed and not journalling then
-      settle()
-      here = head[AVAILABLE] >= quantity and single_with(quantity)
-      if here then
-        left = math.floor(units(here) / quantity)
-        record = 't ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' 0 '
-          .. part(here, quantity) .. ' '
-        answer = 'F' .. record
+-- Deductions of one quantity without buyer. New ids that a segment serves have the
+-- same record, so it is made once, and answered once.
+local function buy(quantity, ids, any_known)
+  local answers, alike, last_answer = {}, 0, nil
+  local function answer(count, with)
+    if with ~= last_answer then
+      if last_answer then
+        answers[#answers + 1] = alike .. ' ' .. last_answer
       end
+      alike, last_answer = 0, with
     end
-    if left > 0 and not records[id] then
-      left, done = left - 1, done + 1
-      records[id] = record
-      local k = #kept
-      kept[k + 1], kept[k + 2] = id, record
-      reply[#reply + 1] = answer
+    alike = alike + count
+  end
+  local function is_new(n)
+    return not (any_known and records[ids[n]])
+  end
+  local n, count = 1, #ids
+  while n <= count do
+    local refused = is_new(n) and refusal(quantity, '')
+    local here = not refused and not journalling and is_new(n) and single_with(quantity)
+    if refused then
+      answer(1, refused)
+      n = n + 1
+    elseif here then
+      local record = 't ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' 0 '
+        .. part(here, quantity) .. ' '
+      local first, k = n, #kept
+      local last = math.min(count, n - 1 + math.floor(units(here) / quantity))
+      repeat
+        local id = ids[n]
+        kept[k + 1], kept[k + 2] = id, record
+        k = k + 2
+        if #items > 0 then
+          records[id] = record
+        end
+        n = n + 1
+      until n > last or not is_new(n)
+      changed = true
+      move(here, (n - first) * quantity, 1, 3)
+      head[SOLD_BY_ID] = head[SOLD_BY_ID] + (n - first) * quantity
+      answer(n - first, record)
     else
-      settle()
-      reply[#reply + 1] = act.d(quantity, id, '')
+      answer(1, act.d(quantity, ids[n], ''))
+      n = n + 1
     end
   end
-  settle()
+  answer(0, nil)
+  return table.concat(answers, '\t')
 end
 
-at = 1
-while at <= #named do
-  local last = at + 1 + named[at + 1]
-  buy(named[at], at + 2, last)
-  at = last + 1
+for n = 1, #named, 2 do
+  reply[#reply + 1] = buy(named[n], named[n + 1], any_known[n])
 end
 for n = 1, #items, FIELDS do
   reply[#reply + 1] = act[items[n]](items[n + 1], items[n + 2], items[n + 3], items[n + 4])
@@ -342,7 +345,7 @@ if not changed then
     -- It was ended before its time, or prolonged: look when the next one is due.
     local first = redis.call('ZRANGE', key .. 'x', 0, 0, 'WITHSCORES')
     head[NEXT_EXPIRY] = tonumber(first[2] or 0)
-    redis.call('SETRANGE', key, 0, pack_head(head))
+    redis.pcall('SETRANGE', key, 0, pack_head(head)) -- if memory is short, another time
   end
   reply[1] = view(head)
   return table.concat(reply, '\n')
@@ -355,6 +358,20 @@ local function call_with(command, hash, list)
   end
 end
 
+local gone, holds, expiries = {}, {}, {}
+for id in pairs(unhold) do
+  gone[#gone + 1] = id
+end
+for id, expires in pairs(held) do
+  local n = #holds
+  holds[n + 1], holds[n + 2] = id, records[id]
+  expiries[n + 1], expiries[n + 2] = text(expires), id
+end
+-- What frees memory first: a server that is out of it looks at the first write only.
+call_with('HDEL', key .. 'h', gone)
+call_with('ZREM', key .. 'x', gone)
+call_with('ZREM', key .. 'x', overdue)
+
 local ops = {}
 for count = 1, 4 do
   for i, delta in pairs(deltas[count]) do
@@ -366,21 +383,9 @@ for count = 1, 4 do
   end
 end
 call_with('BITFIELD', key, ops)
-
-local gone, holds, expiries = {}, {}, {}
-for id in pairs(unhold) do
-  gone[#gone + 1] = id
-end
-for id, expires in pairs(held) do
-  local n = #holds
-  holds[n + 1], holds[n + 2] = id, records[id]
-  expiries[n + 1], expiries[n + 2] = text(expires), id
-end
-call_with('HDEL', key .. 'h', gone)
-call_with('ZREM', key .. 'x', gone)
 call_with('HSET', key .. 'h', holds)
 call_with('ZADD', key .. 'x', expiries)
-if #gone > 0 or #expiries > 0 then
+if #gone + #overdue + #expiries > 0 then
   local first = redis.call('ZRANGE', key .. 'x', 0, 0, 'WITHSCORES')
   head[NEXT_EXPIRY] = tonumber(first[2] or 0)
 end

@@ -5,14 +5,17 @@
 -- ARGV[2]  the segment to begin with: any number
 -- ARGV[3]  msgpack: { runs, named, items }
 --          runs: quantity, count, ... of deductions without id or buyer
---          named: quantity, count, ids, ... of deductions without buyer
+--          named: quantity, { id, ... }, ... of deductions without buyer; no id
+--          comes twice
 --          items: kind, quantity, id, whose, extra, ... with kinds d deduct,
 --          h reserve (extra: lasts), c confirm, x cancel, e extend (extra: until),
 --          r refund (whose: of), s restock, q resolve, l look
 -- Reply: 'N' if there is no such sale, else lines: the view; for each run
---   taken, refusal and parts; for each id and item F and its record, or a letter:
---   A absent, S sold out, L limit, B before it opens, E ended, P paused,
---   C conflict, M buyer missing, T and what is left: too much, O overflow, G again
+--   taken, refusal and parts; for each list of ids how many have an answer and the
+--   answer, ..., separated by tabs; for each item its answer. An answer is a record,
+--   or a letter: A absent, S sold out, L limit, B before it opens, E ended, P paused,
+--   C conflict, M buyer missing, T and what is left: too much, O overflow, G again,
+--   U its record cannot be read
 
 local head = load_head(ARGV[1])
 if not head then
@@ -28,7 +31,7 @@ local segments, epoch = head[SEGMENTS], head[EPOCH]
 local start = tonumber(ARGV[2]) % segments
 local changed, lines = false, {}
 local journalling = head[JOURNAL] > 0
-local epoch_text, now_text = text(epoch), text(now)
+local epoch_text = text(epoch)
 
 local function note(effect, id, whose, quantity, parts, of_epoch)
   changed = true

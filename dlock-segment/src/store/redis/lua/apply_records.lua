@@ -1,30 +1,54 @@
 -- The records of a batch under way, and what becomes of them.
 
--- By operation id: its record, false if it has none; whether it is an open
--- reservation; by buyer, what they have.
+-- By operation id: its record, if it has one; whether it is an open reservation; by
+-- buyer, what they have.
 local records, is_hold, has = {}, {}, {}
+-- The ids that have a record.
+local seen = {}
 -- To be written: ids and records in turn, the last of an id counts; ids that are
 -- no reservations any more; reservations; buyers.
 local kept, unhold, held, buyers_changed = {}, {}, {}, {}
 
-local function fill(map, hash, ids)
-  if #ids == 0 then
-    return
-  end
+local generation = math.floor(now / head[RETENTION])
+local function look_in(hash, ids, marks)
   local found = redis.call('HMGET', hash, unpack(ids))
+  local any = false
   for n = 1, #ids do
-    if found[n] then
-      map[ids[n]] = found[n]
+    local record = found[n]
+    if record then
+      local id = ids[n]
+      records[id], any = record, true
+      seen[#seen + 1] = id
+      if marks then
+        marks[id] = true
+      end
     end
   end
-  return found
+  return any
+end
+
+-- Looks ids up, the latest record last; whether any has one.
+local function look_up(ids)
+  local any = false
+  if #ids == 0 then
+    return any
+  end
+  for _, period in ipairs({ head[BEFORE], head[GENERATION] }) do
+    if period ~= 0 and period >= generation - 1 then
+      any = look_in(key .. 'o' .. text(period), ids) or any
+    end
+  end
+  if head[HOLDS] > 0 then
+    any = look_in(key .. 'h', ids, is_hold) or any
+  end
+  return any
 end
 
 local RECORD = '^(%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%S*) (.*)$'
 local function parse(record)
   local fate, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
   if not fate then
-    error('DLOCKLAYOUT')
+    return nil
   end
   return {
     fate = fate, quantity = tonumber(quantity), refunded = tonumber(refunded),
@@ -33,6 +57,9 @@ local function parse(record)
 end
 
 local function write(it)
+  if it.fate == '?' then
+    return 'U'
+  end
   return table.concat({
     it.fate, it.quantity, it.refunded, it.epoch, it.at, text(it.expires), it.parts, it.whose,
   }, ' ')
@@ -58,7 +85,7 @@ local function keep(id, record, expires)
 end
 
 local function buyer_has(buyer, delta)
-  has[buyer] = math.max(0, tonumber(has[buyer] or 0) + delta)
+  has[buyer] = math.max(0, has[buyer] + delta)
   buyers_changed[buyer] = true
 end
 
@@ -74,16 +101,17 @@ local function close(id, it, fate)
   it.fate = fate
   keep(id, write(it))
   note(fate, id, it.whose, it.quantity, it.parts, it.epoch)
-  return it
 end
 
--- What became of an operation, after its time has been looked at.
+-- What became of an operation, after its time has been looked at. A record of a
+-- fate that is none cannot be read.
+local UNREADABLE = { fate = '?' }
 local function find(id)
   local record = records[id]
   if not record then
     return nil
   end
-  local it = parse(record)
+  local it = parse(record) or UNREADABLE
   if it.fate == 'h' and it.expires <= now then
     close(id, it, 'e')
   end
@@ -93,6 +121,6 @@ end
 local function bury(id)
   local record = keep(id, 'q 0 0 0 ' .. now_text .. ' 0  ')
   note('q', id, '', 0, '', 0)
-  return 'F' .. record
+  return record
 end
 

@@ -1,7 +1,7 @@
 -- The segments of a batch under way: what is available where, and what changes.
 
 -- What is available in the segments looked at, and the changes of each count.
-local available, region = {}, nil
+local available, looked, region = {}, false, nil
 local deltas = { {}, {}, {}, {} } -- available, reserved, sold, supplied
 -- Segments before `low`, counted from `start`, are empty; none holds more than
 -- `single` by itself, if that is known.
@@ -12,14 +12,21 @@ local function segment_at(offset)
   return i < segments and i or i - segments
 end
 
+local function load_region()
+  region = region or redis.call('GETRANGE', key, WORDS * 8, (WORDS + segments) * 8 - 1)
+end
+
+-- One is looked at by itself; who wants more reads all of them.
 local function units(i)
   local found = available[i]
   if not found then
-    if region then
+    if looked then
+      load_region()
       found = struct.unpack('>i8', region, i * 8 + 1)
     else
       local from = (WORDS + i) * 8
       found = struct.unpack('>i8', redis.call('GETRANGE', key, from, from + 7))
+      looked = true
     end
     available[i] = found
   end
@@ -33,9 +40,7 @@ local function stocked(offset)
     if units(i) > 0 then
       return offset
     end
-    if not region then
-      region = redis.call('GETRANGE', key, WORDS * 8, (WORDS + segments) * 8 - 1)
-    end
+    load_region()
     if raised then
       offset = offset + 1
     else

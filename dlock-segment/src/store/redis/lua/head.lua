@@ -59,8 +59,10 @@ local function view(head)
 end
 
 -- One line of the journal.
+local now_text = text(now)
 local function line(effect, operation, whose, quantity, parts, epoch)
-  return table.concat({ effect, operation, whose, quantity, parts, epoch, text(now) }, '\t')
+  return effect .. '\t' .. operation .. '\t' .. whose .. '\t' .. quantity .. '\t' .. parts
+    .. '\t' .. epoch .. '\t' .. now_text
 end
 
 -- Writes lines to the journal and counts them.
