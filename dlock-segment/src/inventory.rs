@@ -29,7 +29,7 @@ pub use self::outcome::{
 pub use self::request::{Deduct, Refunding, ReservationHandle, Reserve, Restock};
 use crate::error::{Error, Result};
 use crate::observe;
-use crate::store::{Answer, Ask, Change, Durability, Entry, Id, Sale, Store, View};
+use crate::store::{Answer, Ask, Change, Durability, Entry, Glance, Id, Sale, Store, View};
 
 /// The longest operation id or buyer's id, in bytes.
 pub const MAX_ID_BYTES: usize = 256;
@@ -105,9 +105,9 @@ impl Inventory {
     /// It only looks.
     pub async fn open(dlock: &Dlock, name: impl IntoKey) -> Result<Self> {
         let key = name.into_key()?;
-        let any = Sale { key: key.clone(), birth: 0 };
+        let name = key.clone();
         let store = store(dlock)?;
-        let view = on_driver(dlock, store, move |store| async move { store.view(&any).await });
+        let view = on_driver(dlock, store, move |store| async move { store.open(&name).await });
         let view = view.await.map_err(only_looked)?;
         Self::of(dlock, key, &view)
     }
@@ -208,7 +208,7 @@ impl Inventory {
         let id = checked_own_id("operation id", operation.as_ref())?;
         let ask = Ask::Resolve { operation: id.clone() };
         match self.ask(ask, Some(&id)).await? {
-            (_, Answer::Found(record)) => Ok(Resolved::of(&id, record)),
+            (_, Answer::Found(record)) => Ok(Resolved::of(id.to_string(), record)),
             (_, other) => Err(unexpected(&other)),
         }
     }
@@ -227,7 +227,7 @@ impl Inventory {
             let view = view.map_err(only_looked)?;
             // Thousands that expired at once are given back some at a time.
             if view.next_expiry == 0 || view.next_expiry > view.now {
-                self.shared.front.learn(&view, &Answer::Absent, self.sold_out_for);
+                self.shared.front.learn(&Glance::from(&view), &Answer::Absent, self.sold_out_for);
                 return Ok(view.into());
             }
         }
@@ -364,7 +364,7 @@ impl Inventory {
     async fn change(&self, change: Change) -> Result<Stock> {
         let sale = self.shared.sale.clone();
         let view = self.call(move |store| async move { store.change(&sale, change).await }).await?;
-        self.shared.front.learn(&view, &Answer::Absent, self.sold_out_for);
+        self.shared.front.learn(&Glance::from(&view), &Answer::Absent, self.sold_out_for);
         observe::changed(&self.shared.sale.key, &change);
         Ok(view.into())
     }
@@ -381,22 +381,22 @@ impl Inventory {
 
     /// Sends a request, and again under its id for as long as nobody knows what
     /// came of it.
-    async fn ask(&self, ask: Ask, id: Option<&Id>) -> Result<(View, Answer)> {
+    async fn ask(&self, ask: Ask, id: Option<&Id>) -> Result<(Glance, Answer)> {
         let only_looks = matches!(ask, Ask::Look { .. } | Ask::Resolve { .. } | Ask::Extend { .. });
         let answered = self.ask_until_known(ask, id).await;
-        if let Ok((view, answer)) = &answered {
-            self.shared.front.learn(view, answer, self.sold_out_for);
+        if let Ok((glance, answer)) = &answered {
+            self.shared.front.learn(glance, answer, self.sold_out_for);
         }
         observe::answered(&self.shared.sale.key, &answered, only_looks);
         answered
     }
 
-    async fn ask_until_known(&self, ask: Ask, id: Option<&Id>) -> Result<(View, Answer)> {
+    async fn ask_until_known(&self, ask: Ask, id: Option<&Id>) -> Result<(Glance, Answer)> {
         let combiner = match &self.shared.backing {
             Backing::Memory(memory, home) => loop {
                 match memory.apply_one(&self.shared.sale, home, &ask)? {
                     (_, Answer::Again) => {}
-                    answered => return Ok(answered),
+                    (view, answer) => return Ok((Glance::from(&view), answer)),
                 }
             },
             Backing::Remote(_, combiner) => combiner,

@@ -19,7 +19,7 @@ use dlock_core::Key;
 
 use crate::error::{Error, Result};
 use crate::lock::Segment;
-use crate::store::{Answer, Change, Fate, View};
+use crate::store::{Answer, Change, Fate, Glance};
 
 /// A segment of a lock had nothing.
 pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
@@ -33,12 +33,12 @@ pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
 }
 
 /// The store answered, or did not. Who only looks has no effect that counts.
-pub(crate) fn answered(key: &Key, answered: &Result<(View, Answer)>, only_looks: bool) {
+pub(crate) fn answered(key: &Key, answered: &Result<(Glance, Answer)>, only_looks: bool) {
     match answered {
-        Ok((view, answer)) => {
+        Ok((glance, answer)) => {
             tracing::debug!(
                 target: "dlock::stock",
-                sale = key.label(), answer = word(answer), available = view.available, "answered"
+                sale = key.label(), answer = word(answer), available = glance.available, "answered"
             );
         }
         Err(error @ Error::Unknown(_)) => {
@@ -98,7 +98,7 @@ fn count_answer(sale: &'static str, answer: &'static str) {
 }
 
 #[cfg(feature = "metrics")]
-fn count(key: &Key, answered: &Result<(View, Answer)>, only_looks: bool) {
+fn count(key: &Key, answered: &Result<(Glance, Answer)>, only_looks: bool) {
     use metrics::counter;
 
     let sale = template(key);

@@ -101,6 +101,16 @@ impl Terms {
     }
 }
 
+impl Ask {
+    /// What it costs the store, beside others.
+    pub(crate) fn weight(&self) -> usize {
+        match self {
+            Ask::Deduct { buyer: None, .. } => 1,
+            _ => 3,
+        }
+    }
+}
+
 /// One request of a batch.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
@@ -266,6 +276,24 @@ pub struct View {
     pub changes: u64,
 }
 
+/// What a request hears of the sale beside its answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Glance {
+    pub(crate) now: u64,
+    pub(crate) available: u64,
+    pub(crate) reserved: u64,
+    pub(crate) next_expiry: u64,
+    pub(crate) opens_at: u64,
+    pub(crate) changes: u64,
+}
+
+impl From<&View> for Glance {
+    fn from(view: &View) -> Self {
+        let View { now, available, reserved, next_expiry, opens_at, changes, .. } = *view;
+        Glance { now, available, reserved, next_expiry, opens_at, changes }
+    }
+}
+
 /// The counts of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
@@ -378,6 +406,8 @@ pub struct Durability {
 pub trait Store: Send + Sync + 'static {
     /// Makes a sale. One with the same terms is found again; others are a conflict.
     fn create<'a>(&'a self, key: &'a Key, terms: &'a Terms) -> Call<'a, View>;
+    /// Finds a sale by its name, for somebody who may do all that is said here.
+    fn open<'a>(&'a self, key: &'a Key) -> Call<'a, View>;
     /// The sale as it is, after some expired reservations were given back.
     fn view<'a>(&'a self, sale: &'a Sale) -> Call<'a, View>;
     /// Forgets a sale and all that is kept of it; whether there was one.

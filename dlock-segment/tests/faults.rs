@@ -65,6 +65,7 @@ async fn row_04_a_lost_reply_is_asked_for_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_04_unknown_is_resolved() {
     let Some(it) = faulty(10).await else { return };
+    it.sale.stock().await.unwrap(); // the server has the script
     it.proxy.stall(&[Way::ToClient]); // applied, and nobody hears
     let error = it.sale.deduct(3).operation("applied").send().await.unwrap_err();
     let Error::Unknown(Some(operation)) = &error else { panic!("{error}") };
@@ -316,5 +317,90 @@ async fn many_sales_are_open_in_one_process() {
     }
     for sale in sales.iter().step_by(997) {
         assert_eq!(counts(sale).await, (1, 0, 1));
+    }
+}
+
+/// Who lacks a right hears it before anything is written, not in the middle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_right_is_told_at_open() {
+    let Some(place) = Place::redis().await else { return };
+    let server = place.server.as_ref().expect("a server");
+    let version = server.cli(&["INFO", "server"]);
+    if version.contains("redis_version:6.") {
+        return; // it cannot tell
+    }
+    place.sale(10, 2).await;
+    for right in ["pexpireat", "xadd", "zadd", "hset", "bitfield"] {
+        let without = format!("-{right}");
+        let user = ["ACL", "SETUSER", "seller", "reset", "on", ">horse", "~*", "&*", "+@all"];
+        server.cli(&[&user[..], &[without.as_str()]].concat());
+        let url = format!("redis://seller:horse@127.0.0.1:{}", server.port());
+        let dlock = Dlock::connect(&url).await.unwrap();
+        for result in [
+            Inventory::open(&dlock, "sale").await.map(drop),
+            Inventory::builder(&dlock, "another").stock(1).create().await.map(drop),
+        ] {
+            let Err(Error::Store(error)) = result else { panic!("{right}: {result:?}") };
+            assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
+        }
+    }
+    assert_eq!(server.cli(&["EXISTS", "dlock:1:{default:another}:i"]), "0", "nothing was made");
+}
+
+/// What gives memory back goes through when there is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_10_reservations_end_without_memory() {
+    let Some(place) = Place::redis().await else { return };
+    let server = place.server.as_ref().expect("a server");
+    let sale = place.sale(10, 4).await;
+    for id in ["confirmed", "cancelled", "expired"] {
+        let lasts = Duration::from_millis(if id == "expired" { 1 } else { 600_000 });
+        sale.reserve(1).operation(id).expires_in(lasts).send().await.unwrap();
+    }
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(sale.reservation("confirmed").confirm().await.unwrap(), HoldState::Confirmed);
+    assert_eq!(sale.reservation("cancelled").cancel().await.unwrap(), HoldState::Cancelled);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(counts(&sale).await, (9, 0, 1));
+    assert!(matches!(sale.deduct(1).send().await, Err(Error::Store(_))), "takes nothing new");
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    clean_audit(&sale).await;
+}
+
+/// One record that nobody can read is nobody else's trouble.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unreadable_record_concerns_its_operation_alone() {
+    let Some(place) = Place::redis().await else { return };
+    let server = place.server.as_ref().expect("a server");
+    let sale = place.sale(10, 2).await;
+    taken(sale.deduct(1).operation("sold").send().await.unwrap());
+    let lasts = Duration::from_millis(1);
+    sale.reserve(1).operation("held").expires_in(lasts).send().await.unwrap();
+    server.cli(&["HSET", &server.cli(&["KEYS", "*:io*"]), "sold", "future words"]);
+    server.cli(&["HSET", &server.cli(&["KEYS", "*:ih"]), "held", "future words"]);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let all = tokio::join!(
+        sale.deduct(1).operation("sold").send(),
+        sale.deduct(1).operation("new").send(),
+        sale.deduct(1).send(),
+        sale.refund("sold").send(),
+        sale.resolve("held"),
+        sale.restock(1).send(),
+    );
+    let unreadable = |result: Result<(), Error>| {
+        let error = result.unwrap_err();
+        assert!(matches!(&error, Error::Conflict(what) if what.contains("cannot be read")));
+    };
+    unreadable(all.0.map(drop));
+    unreadable(all.3.map(drop));
+    unreadable(all.4.map(drop));
+    taken(all.1.unwrap());
+    taken(all.2.unwrap());
+    all.5.unwrap();
+    assert_eq!(counts(&sale).await, (7, 1, 3), "the hold stays until somebody looks");
+    let audit = sale.audit().await.unwrap();
+    for id in ["sold", "held"] {
+        let named = audit.disagreements.iter().any(|it| it.operation.as_deref() == Some(id));
+        assert!(named, "{audit:#?}");
     }
 }

@@ -19,9 +19,10 @@ use dlock_core::beside::Beside;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::store::{Answer, Ask, Sale, Store, View};
+use crate::store::{Answer, Ask, Glance, Sale, Store};
 
-/// The most requests in one call: some hundred microseconds of the server's time.
+/// The most requests in one call, by their weight: some hundred microseconds of the
+/// server's time.
 const MOST: usize = 256;
 /// Calls of one sale under way at a time: one is worked on while the other
 /// travels.
@@ -37,6 +38,8 @@ pub(crate) struct Combiner {
 #[derive(Default)]
 struct Line {
     waiting: VecDeque<Arc<Batch>>,
+    /// How much the last of them weighs.
+    weight: usize,
     in_flight: usize,
 }
 
@@ -47,7 +50,7 @@ struct Slot {
     /// `None` when it left, or was given up before.
     ask: Option<Ask>,
     waker: Option<Waker>,
-    answer: Option<Result<(View, Answer)>>,
+    answer: Option<Result<(Glance, Answer)>>,
 }
 
 impl Combiner {
@@ -56,13 +59,12 @@ impl Combiner {
     }
 
     /// Sends a request along with others.
-    pub(crate) fn send(self: &Arc<Self>, ask: Ask) -> impl Future<Output = Result<(View, Answer)>> {
+    pub(crate) fn send(
+        self: &Arc<Self>,
+        ask: Ask,
+    ) -> impl Future<Output = Result<(Glance, Answer)>> {
         let mut line = self.line.lock();
-        if line.waiting.back().is_none_or(|batch| batch.is_full()) {
-            line.waiting.push_back(Arc::default());
-        }
-        let batch = line.waiting[line.waiting.len() - 1].clone();
-        let at = batch.join(ask);
+        let (batch, at) = line.join(ask);
         let starts = line.in_flight < IN_FLIGHT;
         if starts {
             line.in_flight += 1;
@@ -102,6 +104,7 @@ impl Combiner {
         while !asks.is_empty() {
             match self.store.apply(&self.sale, &asks).await {
                 Ok((view, answers)) => {
+                    let glance = Glance::from(&view);
                     // Those who are to ask again do so at once: each call gives
                     // back some more of what expired.
                     let mut again = (Vec::new(), Vec::new());
@@ -111,7 +114,7 @@ impl Combiner {
                             again.0.push(ask);
                             again.1.push(at);
                         } else {
-                            done.push((at, Ok((view.clone(), answer))));
+                            done.push((at, Ok((glance, answer))));
                         }
                     }
                     batch.answer(done);
@@ -173,11 +176,24 @@ impl Drop for Unanswered<'_> {
     }
 }
 
-impl Batch {
-    fn is_full(&self) -> bool {
-        self.0.lock().len() >= MOST
+impl Line {
+    /// Puts a request into the last batch that waits, or into a new one.
+    fn join(&mut self, ask: Ask) -> (Arc<Batch>, usize) {
+        let weight = ask.weight();
+        let last = self.waiting.back().filter(|_| self.weight + weight <= MOST).cloned();
+        let batch = last.unwrap_or_else(|| {
+            self.weight = 0;
+            let batch: Arc<Batch> = Arc::default();
+            self.waiting.push_back(batch.clone());
+            batch
+        });
+        self.weight += weight;
+        let at = batch.join(ask);
+        (batch, at)
     }
+}
 
+impl Batch {
     /// The place of a request in it.
     fn join(&self, ask: Ask) -> usize {
         let mut slots = self.0.lock();
@@ -192,7 +208,7 @@ impl Batch {
         slots.iter_mut().enumerate().filter_map(taken).unzip()
     }
 
-    fn answer(&self, answers: impl IntoIterator<Item = (usize, Result<(View, Answer)>)>) {
+    fn answer(&self, answers: impl IntoIterator<Item = (usize, Result<(Glance, Answer)>)>) {
         let mut batch = self.0.lock();
         let mut wakers = Vec::new();
         for (at, answer) in answers {
@@ -213,7 +229,7 @@ struct Sent {
 }
 
 impl Future for Sent {
-    type Output = Result<(View, Answer)>;
+    type Output = Result<(Glance, Answer)>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let at = self.at;

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use governor::clock::{Clock as _, DefaultClock};
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::outcome::SoldOut;
 use crate::error::{Error, Result};
-use crate::store::{Answer, View};
+use crate::store::{Answer, Glance};
 
 /// What is longer is as good as for ever, and no clock can count it.
 const AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -21,6 +21,9 @@ const AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 #[derive(Default)]
 pub(crate) struct Front {
     raised: AtomicBool,
+    /// The latest change of the sale that an answer knew of: answers may overtake
+    /// each other, and an older "sold out" tells nothing.
+    latest: AtomicU64,
     flag: Mutex<Option<Flag>>,
     limited: AtomicBool,
     limiter: Mutex<Option<Arc<DefaultDirectRateLimiter>>>,
@@ -71,17 +74,23 @@ impl Front {
 
     /// Learns from an answer. The flag lasts for `age` at most, and not beyond
     /// the next expiry.
-    pub(crate) fn learn(&self, view: &View, answer: &Answer, age: Duration) {
+    pub(crate) fn learn(&self, glance: &Glance, answer: &Answer, age: Duration) {
+        if glance.changes > self.latest.load(Ordering::Acquire) {
+            self.latest.fetch_max(glance.changes, Ordering::AcqRel);
+        }
         if *answer == Answer::SoldOut && !age.is_zero() {
-            let said = SoldOut::of(view);
+            let said = SoldOut::of(glance);
             let now = Instant::now();
             let lasts = said.next_expiry.map_or(age, |left| left.min(age)).min(AT_MOST);
-            let available = view.available;
-            *self.flag.lock() = Some(Flag { available, until: now + lasts, said, at: now });
-            self.raised.store(true, Ordering::Release);
+            let available = glance.available;
+            let mut flag = self.flag.lock();
+            if glance.changes >= self.latest.load(Ordering::Acquire) {
+                *flag = Some(Flag { available, until: now + lasts, said, at: now });
+                self.raised.store(true, Ordering::Release);
+            }
         } else if self.raised.load(Ordering::Acquire) {
             let mut flag = self.flag.lock();
-            if flag.is_some_and(|flag| view.available > flag.available) {
+            if flag.is_some_and(|flag| glance.available > flag.available) {
                 *flag = None;
                 self.raised.store(false, Ordering::Release);
             }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::{Fate, Id, Parts, Record, View};
+use crate::store::{Fate, Glance, Parts, Record, View};
 
 /// Proof of an effect: of a deduction, a reservation, a refund or a restock.
 /// Survives a resize of the sale; the same operation gives the same again.
@@ -25,9 +25,8 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    pub(crate) fn of(operation: Option<&Id>, record: Record) -> Self {
+    pub(crate) fn of(operation: Option<String>, record: Record) -> Self {
         let Record { quantity, parts, epoch, at, .. } = record;
-        let operation = operation.map(|id| id.to_string());
         Receipt { operation, quantity, parts, epoch, at }
     }
 }
@@ -40,10 +39,10 @@ pub(crate) struct SoldOut {
 }
 
 impl SoldOut {
-    pub(crate) fn of(view: &View) -> Self {
-        let left = view.next_expiry.saturating_sub(view.now);
-        let next_expiry = (view.next_expiry != 0).then(|| Duration::from_millis(left));
-        SoldOut { reserved: view.reserved, next_expiry }
+    pub(crate) fn of(glance: &Glance) -> Self {
+        let left = glance.next_expiry.saturating_sub(glance.now);
+        let next_expiry = (glance.next_expiry != 0).then(|| Duration::from_millis(left));
+        SoldOut { reserved: glance.reserved, next_expiry }
     }
 }
 
@@ -116,7 +115,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn of(id: &Id, record: Record) -> Self {
+    pub(crate) fn of(id: String, record: Record) -> Self {
         let state = match record.fate {
             Fate::Confirmed => HoldState::Confirmed,
             Fate::Cancelled => HoldState::Cancelled,
@@ -181,7 +180,7 @@ pub enum Resolved {
 }
 
 impl Resolved {
-    pub(crate) fn of(id: &Id, record: Record) -> Self {
+    pub(crate) fn of(id: String, record: Record) -> Self {
         match record.fate {
             Fate::Taken => Resolved::Taken(Receipt::of(Some(id), record)),
             Fate::Refund => Resolved::Refunded(Receipt::of(Some(id), record)),

@@ -7,7 +7,7 @@ use super::outcome::SoldOut;
 use super::{Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation};
 use crate::error::{Error, Result};
 use crate::observe;
-use crate::store::{Answer, Ask, Fate, Id, Record, View};
+use crate::store::{Answer, Ask, Fate, Glance, Id, Record};
 
 /// How long a reservation lasts, unless set otherwise.
 const RESERVED_FOR: Duration = Duration::from_secs(15 * 60);
@@ -99,13 +99,13 @@ impl<'a> Deduct<'a> {
             return Ok(Deduction::sold_out(sold_out));
         }
         let ask = Ask::Deduct { quantity, operation: operation.clone(), buyer };
-        let (view, answer) = sale.ask(ask, operation.as_ref()).await?;
+        let (glance, answer) = sale.ask(ask, operation.as_ref()).await?;
         Ok(match answer {
             Answer::Found(Record { fate: Fate::Tombstone, .. }) => Deduction::Refused,
-            Answer::Found(record) => Deduction::Taken(Receipt::of(operation.as_ref(), record)),
-            Answer::SoldOut => Deduction::sold_out(SoldOut::of(&view)),
+            Answer::Found(record) => Deduction::Taken(Receipt::of(self.who.operation, record)),
+            Answer::SoldOut => Deduction::sold_out(SoldOut::of(&glance)),
             Answer::LimitReached => Deduction::LimitReached,
-            Answer::NotStarted => Deduction::NotStarted { opens_in: opens_in(&view) },
+            Answer::NotStarted => Deduction::NotStarted { opens_in: opens_in(&glance) },
             Answer::Ended => Deduction::Ended,
             Answer::Paused => Deduction::Paused,
             other => return Err(unexpected(&other)),
@@ -113,8 +113,8 @@ impl<'a> Deduct<'a> {
     }
 }
 
-fn opens_in(view: &View) -> Duration {
-    Duration::from_millis(view.opens_at.saturating_sub(view.now))
+fn opens_in(glance: &Glance) -> Duration {
+    Duration::from_millis(glance.opens_at.saturating_sub(glance.now))
 }
 
 /// A reservation to be made: [`Inventory::reserve`].
@@ -158,13 +158,13 @@ impl<'a> Reserve<'a> {
         }
         let id = operation.clone();
         let ask = Ask::Reserve { quantity, operation, buyer, expires_in };
-        let (view, answer) = sale.ask(ask, Some(&id)).await?;
+        let (glance, answer) = sale.ask(ask, Some(&id)).await?;
         Ok(match answer {
             Answer::Found(Record { fate: Fate::Tombstone, .. }) => Reservation::Refused,
-            Answer::Found(record) => Reservation::Held(Hold::of(&id, record)),
-            Answer::SoldOut => Reservation::sold_out(SoldOut::of(&view)),
+            Answer::Found(record) => Reservation::Held(Hold::of(id.to_string(), record)),
+            Answer::SoldOut => Reservation::sold_out(SoldOut::of(&glance)),
             Answer::LimitReached => Reservation::LimitReached,
-            Answer::NotStarted => Reservation::NotStarted { opens_in: opens_in(&view) },
+            Answer::NotStarted => Reservation::NotStarted { opens_in: opens_in(&glance) },
             Answer::Ended => Reservation::Ended,
             Answer::Paused => Reservation::Paused,
             other => return Err(unexpected(&other)),
@@ -217,8 +217,8 @@ impl<'a> ReservationHandle<'a> {
     pub async fn extend(&self, duration: Duration) -> Result<HoldState> {
         let lasts = checked_millis("the time of a reservation", duration)?;
         let id = checked_id("operation id", &self.operation)?;
-        let (view, _) = self.sale.ask(Ask::Look { operation: id.clone() }, Some(&id)).await?;
-        let until = view.now + lasts;
+        let (glance, _) = self.sale.ask(Ask::Look { operation: id.clone() }, Some(&id)).await?;
+        let until = glance.now + lasts;
         self.settle(|operation| Ask::Extend { operation, until }).await
     }
 
@@ -229,7 +229,9 @@ impl<'a> ReservationHandle<'a> {
     pub async fn look(&self) -> Result<Hold> {
         let id = checked_id("operation id", &self.operation)?;
         match self.sale.ask(Ask::Look { operation: id.clone() }, Some(&id)).await? {
-            (_, Answer::Found(record)) if state_of(&record).is_some() => Ok(Hold::of(&id, record)),
+            (_, Answer::Found(record)) if state_of(&record).is_some() => {
+                Ok(Hold::of(id.to_string(), record))
+            }
             (_, Answer::Found(_)) => Err(unexpected(&Answer::Conflict)),
             (_, other) => Err(unexpected(&other)),
         }
@@ -314,10 +316,7 @@ impl<'a> Refunding<'a> {
         let ask = Ask::Refund { of, quantity, operation: id.clone() };
         match self.sale.ask(ask, Some(&id)).await? {
             (_, Answer::Found(Record { fate: Fate::Tombstone, .. })) => Ok(Refund::Refused),
-            (_, Answer::Found(record)) => {
-                let shown = self.operation.is_some().then_some(&id);
-                Ok(Refund::Refunded(Receipt::of(shown, record)))
-            }
+            (_, Answer::Found(record)) => Ok(Refund::Refunded(Receipt::of(self.operation, record))),
             (_, Answer::TooMuch { left }) => Ok(Refund::TooMuch { left }),
             (_, other) => Err(unexpected(&other)),
         }
@@ -363,7 +362,7 @@ impl<'a> Restock<'a> {
             (_, Answer::Found(Record { fate: Fate::Tombstone, .. })) => {
                 Err(Error::Conflict("this restock was resolved as not applied".into()))
             }
-            (_, Answer::Found(record)) => Ok(Receipt::of(id.as_ref(), record)),
+            (_, Answer::Found(record)) => Ok(Receipt::of(self.operation, record)),
             (_, other) => Err(unexpected(&other)),
         }
     }

@@ -29,6 +29,7 @@ macro_rules! script {
 
 struct Scripts {
     create: Script,
+    open: Script,
     remove: Script,
     apply: Script,
     change: Script,
@@ -38,7 +39,8 @@ struct Scripts {
 fn scripts() -> &'static Scripts {
     static SCRIPTS: OnceLock<Scripts> = OnceLock::new();
     SCRIPTS.get_or_init(|| Scripts {
-        create: Script::new(script!("create")),
+        create: Script::new(script!("rights", "create")),
+        open: Script::new(script!("rights", "open")),
         remove: Script::new(script!("remove")),
         apply: Script::new(script!("apply_first", "apply_segments", "apply_records", "apply")),
         change: Script::new(script!("change")),
@@ -146,6 +148,7 @@ impl Redis {
     }
 
     async fn entries(&self, sale: &Sale, after: u64, limit: usize) -> Result<Vec<Entry>> {
+        self.view(sale).await?; // one of the same name may have taken its place
         let name = format!("{}j", self.beside.redis_name(&sale.key)?);
         // Each is a batch of up to 256.
         let (from, limit) = (format!("({after}-0"), limit.div_ceil(10).to_string());
@@ -211,6 +214,10 @@ impl Store for Redis {
             arguments.extend(whole.split(' ').map(str::as_bytes));
             self.viewed(&scripts().create, key, &arguments).await
         })
+    }
+
+    fn open<'a>(&'a self, key: &'a Key) -> Call<'a, View> {
+        Box::pin(self.viewed(&scripts().open, key, &[]))
     }
 
     fn view<'a>(&'a self, sale: &'a Sale) -> Call<'a, View> {

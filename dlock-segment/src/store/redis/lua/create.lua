@@ -2,6 +2,10 @@
 -- ARGV: terms as text, stock, segments, per buyer, opens, closes, retention, journal
 -- Reply: the view, or 'C' if there is one with other terms.
 
+local refused = missing_right()
+if refused then
+  return refused
+end
 local head = load_head('0')
 if head then
   if redis.call('GET', key .. 't') ~= ARGV[1] then
