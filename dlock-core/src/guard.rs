@@ -40,12 +40,14 @@ pub(crate) struct Hold {
     /// Inside another guard of the same key.
     nested: bool,
     let_go: bool,
+    /// It was released, and what came of it is known: the ticket is void.
+    over: bool,
 }
 
 impl Hold {
     pub(crate) fn new(handle: Arc<Handle>, spot: Spot, key: Key, mode: Mode, nested: bool) -> Self {
         let taken_until = Moment::default();
-        Hold { handle, spot, key, mode, taken_until, nested, let_go: false }
+        Hold { handle, spot, key, mode, taken_until, nested, let_go: false, over: false }
     }
 
     /// However it ends, the key stays taken until then. What is nested gives nothing
@@ -123,15 +125,29 @@ impl Hold {
     async fn release(mut self, how: Release) -> Result<Released> {
         let Spot { shard, ticket } = self.spot;
         let taken_until = self.taken_until;
-        let held = self.handle.core.step(shard, |machine, now, actions| {
-            let held = machine.held_for(now, ticket);
-            machine.release(now, ticket, at_least(how, taken_until.since(now)), actions);
-            held
-        });
+        let (held, answered) = self.handle.core.step_then(
+            shard,
+            |machine, now, actions| {
+                let held = machine.held_for(now, ticket);
+                machine.release(now, ticket, at_least(how, taken_until.since(now)), actions);
+                held
+            },
+            |machine, held| (held, machine.released(ticket)),
+        );
         self.told_released(held);
-        // If this future is dropped, `Hold::drop` forgets the ticket and the
-        // release goes on without it.
-        let outcome = std::future::poll_fn(|cx| {
+        let outcome = match answered {
+            Some(outcome) => outcome,
+            None => self.released().await,
+        };
+        self.over = true;
+        outcome.map_err(|error| error.on(&self.key))
+    }
+
+    /// Waits for the answer to a release. If this future is dropped, `Hold::drop`
+    /// forgets the ticket and the release goes on without it.
+    async fn released(&self) -> Result<Released> {
+        let Spot { shard, ticket } = self.spot;
+        std::future::poll_fn(|cx| {
             let (outcome, before) = self.handle.core.look(shard, |machine| {
                 let outcome = machine.released(ticket);
                 let wakers = machine.payload_mut(ticket);
@@ -140,8 +156,7 @@ impl Hold {
             drop(before); // here, where no lock is held
             outcome.map_or(Poll::Pending, Poll::Ready)
         })
-        .await;
-        outcome.map_err(|error| error.on(&self.key))
+        .await
     }
 
     async fn release_after(self, duration: Duration) -> Result<Released> {
@@ -179,6 +194,9 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        if self.over {
+            return;
+        }
         let Spot { shard, ticket } = self.spot;
         let (taken_until, let_go) = (self.taken_until, self.let_go);
         let (held, wakers) = self.handle.core.step(shard, |machine, now, actions| {

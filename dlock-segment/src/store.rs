@@ -105,8 +105,9 @@ impl Ask {
     /// What it costs the store, beside others.
     pub(crate) fn weight(&self) -> usize {
         match self {
-            Ask::Deduct { buyer: None, .. } => 1,
-            _ => 3,
+            Ask::Deduct { operation: None, buyer: None, .. } => 1,
+            Ask::Deduct { buyer: None, .. } => 2,
+            _ => 6,
         }
     }
 }

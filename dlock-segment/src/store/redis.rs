@@ -89,11 +89,10 @@ impl Redis {
         let packed = batch.packed();
         let arguments = [birth.as_bytes(), start.as_bytes(), packed.as_slice()];
         let reply = self.run(&scripts().apply, &sale.key, &arguments).await?;
-        let reply = words::text(&reply).ok_or_else(unreadable)?;
-        if reply == "N" {
+        if words::text(&reply) == Some("N") {
             return Err(no_sale(&sale.key));
         }
-        batch.answers(reply).ok_or_else(unreadable)
+        batch.answers(&reply).ok_or_else(unreadable)
     }
 
     async fn viewed(
@@ -103,10 +102,10 @@ impl Redis {
         arguments: &[&[u8]],
     ) -> Result<View> {
         let reply = self.run(script, key, arguments).await?;
-        match words::text(&reply).ok_or_else(unreadable)? {
-            "N" => Err(no_sale(key)),
-            "C" => Err(other_terms(key)),
-            text => words::view(text).ok_or_else(unreadable),
+        match words::text(&reply) {
+            Some("N") => Err(no_sale(key)),
+            Some("C") => Err(other_terms(key)),
+            _ => words::view(&reply).ok_or_else(unreadable),
         }
     }
 

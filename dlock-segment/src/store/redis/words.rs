@@ -73,9 +73,11 @@ impl<'a> Batch<'a> {
     }
 
     /// The view and the answers, in the order of the requests.
-    pub(super) fn answers(&self, reply: &str) -> Option<(View, Vec<Answer>)> {
-        let mut lines = reply.split('\n');
-        let view = view(lines.next()?)?;
+    pub(super) fn answers(&self, reply: &Value) -> Option<(View, Vec<Answer>)> {
+        let Value::Array(reply) = reply else { return None };
+        let [head, lines] = reply.as_slice() else { return None };
+        let view = view(head)?;
+        let mut lines = text(lines)?.split('\n');
         let mut answers = vec![Answer::Absent; self.asks.len()];
         for (quantity, places) in &self.runs {
             let mut words = lines.next()?.splitn(3, ' ');
@@ -201,33 +203,48 @@ fn parts(text: &str) -> Option<Parts> {
     text.split(',').filter(|part| !part.is_empty()).map(part).collect()
 }
 
-pub(super) fn view(line: &str) -> Option<View> {
-    let mut words = line.split(' ');
-    let mut next = || words.next()?.parse::<u64>().ok();
-    let small = |number: Option<u64>| u32::try_from(number?).ok();
-    let mut view = View { now: next()?, epoch: small(next())?, ..View::default() };
-    view.segments = small(next())?;
-    (view.available, view.reserved, view.sold) = (next()?, next()?, next()?);
-    (view.initial, view.restocked) = (next()?, next()?);
-    (view.opens_at, view.closes_at) = (next()?, next()?);
-    view.paused = next()? != 0;
-    (view.per_buyer, view.retention, view.journal) = (next()?, next()?, next()?);
-    let _sequence = next()?;
-    (view.holds, view.next_expiry) = (next()?, next()?);
-    let _generations = (next()?, next()?);
-    (view.birth, view.sold_by_id, view.changes) = (next()?, next()?, next()?);
-    Some(view)
+/// How many words a head has; the last one is the time.
+const WORDS: usize = 32;
+
+/// A head as `head.lua` packs it.
+pub(super) fn view(head: &Value) -> Option<View> {
+    let Value::BulkString(packed) = head else { return None };
+    let word = |at| word(packed, at);
+    let small = |at| u32::try_from(word(at)?).ok();
+    Some(View {
+        now: word(WORDS - 1)?,
+        epoch: small(1)?,
+        segments: small(2)?,
+        available: word(3)?,
+        reserved: word(4)?,
+        sold: word(5)?,
+        initial: word(6)?,
+        restocked: word(7)?,
+        opens_at: word(8)?,
+        closes_at: word(9)?,
+        paused: word(10)? != 0,
+        per_buyer: word(11)?,
+        retention: word(12)?,
+        journal: word(13)?,
+        holds: word(15)?,
+        next_expiry: word(16)?,
+        birth: word(19)?,
+        sold_by_id: word(20)?,
+        changes: word(21)?,
+    })
+}
+
+fn word(packed: &[u8], at: usize) -> Option<u64> {
+    let bytes = packed.get(at * 8..at * 8 + 8)?;
+    u64::try_from(i64::from_be_bytes(bytes.try_into().ok()?)).ok()
 }
 
 /// What `look.lua` replies.
 pub(super) fn counts(reply: &[Value]) -> Option<(View, Vec<Counts>)> {
     let [head, Value::BulkString(words)] = reply else { return None };
-    let view = view(text(head)?)?;
+    let view = view(head)?;
     let count = view.segments as usize;
-    let word = |number: usize| {
-        let bytes = words.get(number * 8..number * 8 + 8)?;
-        u64::try_from(i64::from_be_bytes(bytes.try_into().ok()?)).ok()
-    };
+    let word = |at| word(words, at);
     let segment = |at: usize| {
         Some(Counts {
             available: word(at)?,

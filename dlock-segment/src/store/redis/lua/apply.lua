@@ -277,7 +277,7 @@ local function run(quantity, count)
   return done .. ' - ' .. table.concat(parts, ',')
 end
 
-local reply = { '' }
+local reply = {}
 for n = 1, #runs, 2 do
   reply[#reply + 1] = run(runs[n], runs[n + 1])
 end
@@ -295,30 +295,38 @@ local function buy(quantity, ids, any_known)
     end
     alike = alike + count
   end
-  local function is_new(n)
-    return not (any_known and records[ids[n]])
-  end
   local n, count = 1, #ids
   while n <= count do
-    local refused = is_new(n) and refusal(quantity, '')
-    local here = not refused and not journalling and is_new(n) and single_with(quantity)
+    local is_new = not (any_known and records[ids[n]])
+    local refused = is_new and refusal(quantity, '')
+    local here = is_new and not refused and single_with(quantity)
     if refused then
       answer(1, refused)
       n = n + 1
     elseif here then
-      local record = 't ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' 0 '
-        .. part(here, quantity) .. ' '
-      local first, k = n, #kept
-      local last = math.min(count, n - 1 + math.floor(units(here) / quantity))
-      repeat
+      local from = part(here, quantity)
+      local record = 't ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' 0 ' .. from .. ' '
+      local first, last = n, math.min(count, n - 1 + math.floor(units(here) / quantity))
+      local kept, k = kept, #kept
+      while n <= last do
         local id = ids[n]
-        kept[k + 1], kept[k + 2] = id, record
-        k = k + 2
-        if #items > 0 then
-          records[id] = record
+        if any_known and records[id] then
+          break
         end
-        n = n + 1
-      until n > last or not is_new(n)
+        kept[k + 1], kept[k + 2] = id, record
+        k, n = k + 2, n + 1
+      end
+      if #items > 0 then
+        for at = first, n - 1 do
+          records[ids[at]] = record
+        end
+      end
+      if journalling then
+        local rest = string.sub(line('t', '', '', quantity, from, epoch_text), 3)
+        for at = first, n - 1 do
+          lines[#lines + 1] = 't\t' .. ids[at] .. rest
+        end
+      end
       changed = true
       move(here, (n - first) * quantity, 1, 3)
       head[SOLD_BY_ID] = head[SOLD_BY_ID] + (n - first) * quantity
@@ -347,8 +355,7 @@ if not changed then
     head[NEXT_EXPIRY] = tonumber(first[2] or 0)
     redis.pcall('SETRANGE', key, 0, pack_head(head)) -- if memory is short, another time
   end
-  reply[1] = view(head)
-  return table.concat(reply, '\n')
+  return { view(head), table.concat(reply, '\n') }
 end
 
 -- A call with many arguments, in pieces that fit on Lua's stack.
@@ -415,6 +422,6 @@ if #lines > 0 then
   write_journal(head, lines)
 end
 head[CHANGES] = head[CHANGES] + 1
-redis.call('SETRANGE', key, 0, pack_head(head))
-reply[1] = view(head)
-return table.concat(reply, '\n')
+local viewed = view(head)
+redis.call('SETRANGE', key, 0, viewed)
+return { viewed, table.concat(reply, '\n') }

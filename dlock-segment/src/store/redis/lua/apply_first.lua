@@ -10,7 +10,7 @@
 --          items: kind, quantity, id, whose, extra, ... with kinds d deduct,
 --          h reserve (extra: lasts), c confirm, x cancel, e extend (extra: until),
 --          r refund (whose: of), s restock, q resolve, l look
--- Reply: 'N' if there is no such sale, else lines: the view; for each run
+-- Reply: 'N' if there is no such sale, else the view and lines: for each run
 --   taken, refusal and parts; for each list of ids how many have an answer and the
 --   answer, ..., separated by tabs; for each item its answer. An answer is a record,
 --   or a letter: A absent, S sold out, L limit, B before it opens, E ended, P paused,

@@ -52,10 +52,10 @@ local function pack_head(head)
   return struct.pack(FORMAT, unpack(head, 1, WORDS))
 end
 
--- The head as the client reads it.
-local VIEW = string.rep('%.0f ', CHANGES - EPOCH + 1) .. '%.0f'
+-- The head as the client reads it: packed, with the time in its last word.
 local function view(head)
-  return string.format(VIEW, now, unpack(head, EPOCH, CHANGES))
+  head[WORDS] = now
+  return pack_head(head)
 end
 
 -- One line of the journal.
