@@ -332,7 +332,7 @@ async fn walk(place: &Place, seed: u64, steps: usize) -> Verdict {
 }
 
 fn seeds(by_default: u64) -> u64 {
-    std::env::var("DLOCK_SEEDS").ok().and_then(|it| it.parse().ok()).unwrap_or(by_default)
+    std::env::var("DLOCK_TEST_SEEDS").ok().and_then(|it| it.parse().ok()).unwrap_or(by_default)
 }
 
 on_both_stores!(random_operations);

@@ -3,8 +3,8 @@
 //!
 //! The model's time stands still while a block of operations runs, and moves by
 //! more than the short lifetimes between blocks. A block that took the real
-//! server too long is not compared any further. `DLOCK_SEED` replays a round,
-//! `DLOCK_ROUNDS` says how many are played.
+//! server too long is not compared any further. `DLOCK_TEST_SEED` replays a round,
+//! `DLOCK_TEST_ROUNDS` says how many are played.
 
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -231,10 +231,10 @@ fn shape(state: &KeyState) -> Shape<'_> {
 async fn the_scripts_do_what_the_model_does() {
     let Some(server) = RedisServer::start() else { return };
     let server = Arc::new(server);
-    let start = std::env::var("DLOCK_SEED")
+    let start = std::env::var("DLOCK_TEST_SEED")
         .map_or_else(|_| rand::random::<u32>(), |seed| seed.parse().expect("a whole number"));
     let wanted =
-        std::env::var("DLOCK_ROUNDS").map_or(80, |rounds| rounds.parse().expect("a whole number"));
+        std::env::var("DLOCK_TEST_ROUNDS").map_or(80, |rounds| rounds.parse().expect("a whole number"));
     let (mut compared, mut tried) = (0, 0);
     while compared < wanted {
         assert!(tried < 4 * wanted, "only {compared} of {tried} rounds were quick enough");
@@ -249,7 +249,7 @@ async fn the_scripts_do_what_the_model_does() {
         for (seed, round) in rounds {
             match round.await {
                 Ok(done) => compared += u64::from(done),
-                Err(_) => panic!("it disagrees; again with DLOCK_SEED={seed}"),
+                Err(_) => panic!("it disagrees; again with DLOCK_TEST_SEED={seed}"),
             }
         }
     }

@@ -196,7 +196,7 @@ async fn on_driver<T: Send + 'static>(
 async fn the_scripts_and_the_machine_agree() {
     let Some(server) = RedisServer::start() else { return };
     let dlock = Dlock::connect(&server.url()).await.expect("a client");
-    let seeds = std::env::var("DLOCK_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    let seeds = std::env::var("DLOCK_TEST_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
     for seed in 0..seeds.unwrap_or(40) {
         let mut both = Both::new(&dlock, seed).await;
         for _ in 0..150 {
