@@ -10,7 +10,8 @@
 //!
 //! With the feature `metrics` the counters `dlock_segment_dry_total` (with `lock`),
 //! `dlock_stock_answers_total` (with `sale` and `answer`), `dlock_stock_units_total`
-//! (with `sale` and `effect`) and `dlock_stock_unknown_total` (with `sale`). Answers
+//! (with `sale` and `effect`), `dlock_stock_unknown_total` (with `sale`) and
+//! `dlock_stock_failed_total` (with `sale` and `kind`, as of a lock). Answers
 //! without a round trip are `sold_out_in_front` and `throttled`, which have no
 //! `available`. A request that is repeated under its id counts again. What is shown
 //! of a key is as there: never its values.
@@ -115,6 +116,10 @@ fn count(key: &Key, answered: &Result<(Glance, Answer)>, only_looks: bool) {
         }
         Err(Error::Unknown(_)) => {
             counter!("dlock_stock_unknown_total", "sale" => sale).increment(1);
+        }
+        Err(Error::Store(error)) => {
+            let kind = format!("{:?}", error.kind());
+            counter!("dlock_stock_failed_total", "sale" => sale, "kind" => kind).increment(1);
         }
         Err(_) => {}
     }

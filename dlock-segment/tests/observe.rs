@@ -154,4 +154,13 @@ async fn unknown(snapshotter: &Snapshotter) {
     assert!(matches!(unknown, Err(Error::Unknown(None))), "{unknown:?}");
     let counted = counters(snapshotter);
     assert_eq!(counted.get("dlock_stock_unknown_total sale=gone:{email}"), Some(&1));
+    server.resume();
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    common::eventually("it says that it has no memory", async || {
+        matches!(sale.deduct(1).send().await, Err(Error::Store(_)))
+    })
+    .await;
+    let counted = counters(snapshotter);
+    let failed = "dlock_stock_failed_total sale=gone:{email} kind=Unavailable";
+    assert!(counted.get(failed).is_some_and(|failed| *failed > 0), "{counted:#?}");
 }
