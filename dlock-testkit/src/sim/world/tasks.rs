@@ -260,8 +260,13 @@ impl World {
         let history = self.history_of(task.key, task.mode);
         self.checker.left(history, seat);
         self.processes[seat.process].tasks[seat.task].doing = Doing::Releasing;
+        let how = if task.mode != Mode::Shared && self.chance(10) {
+            Release::After(self.between(Duration::from_millis(1), Duration::from_millis(50)))
+        } else {
+            Release::Now
+        };
         self.step(seat.process, server, |machine, now, actions| {
-            machine.release(now, ticket, Release::Now, actions);
+            machine.release(now, ticket, how, actions);
         });
     }
 
