@@ -44,8 +44,8 @@ local function stocked(offset)
     if raised then
       offset = offset + 1
     else
-      local byte = string.find(region, '[^%z]', i * 8 + 9)
-      local found = byte and math.floor((byte - 1) / 8) or segments
+      local not_zero = string.match(region, '^%z*()', i * 8 + 9)
+      local found = math.floor((not_zero - 1) / 8)
       offset = offset + math.min(found, i >= start and segments or start) - i
     end
   end
