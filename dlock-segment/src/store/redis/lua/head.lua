@@ -28,8 +28,15 @@ local key = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
+-- A number as text, exactly. Many in a batch are alike.
+local texts = {}
 local function text(number)
-  return string.format('%.0f', number)
+  local found = texts[number]
+  if not found then
+    found = string.format('%.0f', number)
+    texts[number] = found
+  end
+  return found
 end
 
 -- The head, or nil if there is no such sale. A birth of 0 is any.
