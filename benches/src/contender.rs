@@ -25,8 +25,6 @@ pub enum Peer {
 /// The locks of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Locks {
-    /// Where they are.
-    pub url: String,
     /// Who is measured, if not dlock.
     pub peer: Option<Peer>,
     /// What their keys start with.
@@ -88,29 +86,29 @@ impl Contender {
     ///
     /// # Errors
     /// If the URL cannot be used or the server does not answer.
-    pub async fn new(locks: &Locks, keys: usize, tasks: usize) -> Result<Self> {
-        let &Locks { ref url, peer, ref run, ttl } = locks;
-        let names = || (0..keys).map(|key| format!("{run}:{key}"));
+    pub async fn new(config: &Config, locks: &Locks, keys: usize, tasks: usize) -> Result<Self> {
+        let &Locks { peer, ref run, ttl } = locks;
         let kind = match peer {
             None => {
-                let mut config = Config::from_url(url)?;
+                let mut config = config.clone();
                 config.max_waiters = config.max_waiters.max(tasks + 1);
                 let dlock = Dlock::builder().config(config).client_name("dlock bench").connect();
                 let dlock = dlock.await?;
-                let lock = |name: String| dlock.mutex(name).ttl(ttl).wait_unlimited();
-                Kind::Dlock { locks: names().map(lock).collect(), dlock }
+                let lock = |key| dlock.mutex(format!("{run}:{key}")).ttl(ttl).wait_unlimited();
+                Kind::Dlock { locks: (0..keys).map(lock).collect(), dlock }
             }
             Some(Peer::Rslock) => {
-                let client = server::client(url)?;
-                let pings = server::connect(url).await?;
-                let manager = rslock::LockManager::from_clients(vec![client]);
-                Kind::Rslock { manager, keys: names().collect(), pings }
+                server::reach(config).await?;
+                let manager = rslock::LockManager::from_clients(vec![config.redis_client().await?]);
+                let pings = server::connect(config).await?;
+                Kind::Rslock { manager, keys: server::names(config, run, keys)?, pings }
             }
-            Some(Peer::Raw) => Kind::Raw {
-                connection: server::connect(url).await?,
-                keys: names().collect(),
-                release: redis::Script::new(COMPARE_AND_DELETE),
-            },
+            Some(Peer::Raw) => {
+                server::reach(config).await?;
+                let keys = server::names(config, run, keys)?;
+                let connection = server::connect(config).await?;
+                Kind::Raw { connection, keys, release: redis::Script::new(COMPARE_AND_DELETE) }
+            }
         };
         Ok(Contender { kind, ttl })
     }

@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use dlock_core::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::checker::{self, Checker, Interval};
@@ -53,13 +54,14 @@ pub struct Outcome {
 ///
 /// # Errors
 /// If the backend is not shared between processes or cannot be reached.
-pub async fn run(plan: Plan, launcher: &Launcher) -> Result<Outcome> {
-    if server::is_embedded(&plan.locks.url) {
+pub async fn run(config: &Config, plan: Plan, launcher: &Launcher) -> Result<Outcome> {
+    if server::is_embedded(config) {
         bail!("memory:// is inside one process; a hand-over needs a server, such as redis://");
     }
     if plan.rounds == 0 {
         bail!("the rounds must be 1 at least");
     }
+    server::reach(config).await?;
     let jobs = vec![Job::Handoff(plan.clone()), Job::Handoff(plan.clone())];
     let reports = Fleet::start(launcher, jobs).await?.run().await?;
     let handovers = handovers(&reports);
@@ -83,7 +85,7 @@ pub async fn run(plan: Plan, launcher: &Launcher) -> Result<Outcome> {
     Ok(Outcome {
         workload: "handoff".into(),
         peer: plan.locks.peer,
-        backend: server::backend(&plan.locks.url).into(),
+        backend: server::backend(config).into(),
         processes: 2,
         rounds: handovers.len().saturating_sub(WARM_UP),
         p50_us: latency.p50_us,
@@ -123,8 +125,8 @@ impl Part {
     ///
     /// # Errors
     /// If the backend cannot be reached.
-    pub async fn prepare(plan: Plan) -> Result<Self> {
-        let contender = Contender::new(&plan.locks, 1, 1).await?;
+    pub async fn prepare(config: &Config, plan: Plan) -> Result<Self> {
+        let contender = Contender::new(config, &plan.locks, 1, 1).await?;
         Ok(Part { contender, plan })
     }
 

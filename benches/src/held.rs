@@ -17,8 +17,6 @@ const AT_ONCE: usize = 256;
 /// What to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where the locks are.
-    pub url: String,
     /// How many are held.
     pub locks: usize,
     /// Their ttl: each is renewed every third of it.
@@ -51,7 +49,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// If the backend cannot be reached, or not all locks are free.
-pub async fn run(plan: Plan) -> Result<Outcome> {
+pub async fn run(config: &Config, plan: Plan) -> Result<Outcome> {
     if plan.locks == 0 || plan.duration.is_zero() {
         bail!("locks and duration must be above zero");
     }
@@ -65,12 +63,11 @@ pub async fn run(plan: Plan) -> Result<Outcome> {
         };
         counter.fetch_add(1, Ordering::Relaxed);
     };
-    let config = Config::from_url(&plan.url)?;
-    let client = Dlock::builder().config(config).client_name("dlock bench").on_event(hook);
+    let client = Dlock::builder().config(config.clone()).client_name("dlock bench").on_event(hook);
     let dlock = client.connect().await?;
-    let mut server = match server::is_embedded(&plan.url) {
+    let mut server = match server::is_embedded(config) {
         true => None,
-        false => Some(server::connect(&plan.url).await?),
+        false => Some(server::connect(config).await?),
     };
 
     let before = resident()?;
@@ -102,7 +99,7 @@ pub async fn run(plan: Plan) -> Result<Outcome> {
     dlock.shutdown(Duration::from_secs(10)).await;
     Ok(Outcome {
         workload: "held".into(),
-        backend: server::backend(&plan.url).into(),
+        backend: server::backend(config).into(),
         locks: plan.locks,
         ttl_ms: u64::try_from(plan.ttl.as_millis()).unwrap_or(u64::MAX),
         seconds: rounded(seconds),

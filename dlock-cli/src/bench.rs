@@ -5,6 +5,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use benches::contender::{Locks, Peer};
 use benches::fleet::Launcher;
+use benches::interrupt::Interrupt;
+use benches::load::Load;
 use benches::seller::Method;
 use benches::{deduct, fleet, handoff, held, lock};
 use clap::{Args, Subcommand, ValueEnum};
@@ -21,6 +23,7 @@ Examples:
   dlock bench lock --url redis://localhost --tasks 16 --processes 8
   dlock bench handoff --url redis://localhost
   dlock bench deduct --url redis://localhost --tasks 1000 --mode inventory
+  dlock bench deduct --url redis://localhost --processes 4 --rate 5000
   dlock bench held --url redis://localhost --locks 100000 --json")]
 pub(crate) struct Bench {
     #[command(subcommand)]
@@ -59,32 +62,46 @@ impl From<PeerName> for Peer {
     }
 }
 
+/// By how many, and for how long.
 #[derive(Debug, Args)]
-struct LockArguments {
+struct LoadArguments {
     /// Tasks in each process
     #[arg(long, default_value_t = 50)]
     tasks: usize,
-    /// Keys; with as many keys as tasks in all, each task has its own
-    #[arg(long, default_value_t = 1)]
-    keys: usize,
     /// Processes
     #[arg(long, default_value_t = 1)]
     processes: usize,
-    /// How long each lock is held
-    #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
-    hold: Duration,
     /// How long the load is measured
     #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
     duration: Duration,
     /// How long it runs before that
     #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
     warmup: Duration,
-    /// Ttl of the locks
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
-    ttl: Duration,
     /// Operations wanted each second, over all processes; latency then counts from when each was due
     #[arg(long)]
     rate: Option<f64>,
+}
+
+impl From<LoadArguments> for Load {
+    fn from(it: LoadArguments) -> Self {
+        let LoadArguments { tasks, processes, duration, warmup, rate } = it;
+        Load { tasks, processes, warmup, duration, rate, process: 0 }
+    }
+}
+
+#[derive(Debug, Args)]
+struct LockArguments {
+    #[command(flatten)]
+    load: LoadArguments,
+    /// Keys; with as many keys as tasks in all, each task has its own
+    #[arg(long, default_value_t = 1)]
+    keys: usize,
+    /// How long each lock is held
+    #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
+    hold: Duration,
+    /// Ttl of the locks
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    ttl: Duration,
     /// Measure another way to lock instead of dlock
     #[arg(long)]
     peer: Option<PeerName>,
@@ -105,18 +122,11 @@ struct HandoffArguments {
 
 #[derive(Debug, Args)]
 struct DeductArguments {
-    /// Tasks
-    #[arg(long, default_value_t = 50)]
-    tasks: usize,
+    #[command(flatten)]
+    load: LoadArguments,
     /// Segments of the stock
     #[arg(long, default_value_t = 20)]
     segments: u32,
-    /// How long the load is measured
-    #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
-    duration: Duration,
-    /// How long it runs before that
-    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
-    warmup: Duration,
     /// How long a locked body takes
     #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
     hold: Duration,
@@ -163,48 +173,46 @@ struct HeldArguments {
 
 impl Bench {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
-        let (url, run) =
-            (common.url_or_embedded(), format!("bench-{:016x}", rand::random::<u64>()));
+        let config = common.or_embedded().config()?;
+        if let Workload::Worker = self.workload {
+            return fleet::work(&config).await;
+        }
+        let (interrupt, launcher) = (Interrupt::listen()?, launcher(common)?);
+        let run = format!("bench-{:016x}", rand::random::<u64>());
         match self.workload {
-            Workload::Worker => fleet::work().await,
-            Workload::Lock(it) => {
-                let plan = lock::Plan {
-                    locks: Locks { url, run, peer: it.peer.map(Peer::from), ttl: it.ttl },
-                    tasks: it.tasks,
-                    keys: it.keys,
-                    processes: it.processes,
-                    hold: it.hold,
-                    warmup: it.warmup,
-                    duration: it.duration,
-                    rate: it.rate,
-                    process: 0,
-                };
-                show(common, &lock::run(plan, &launcher()?).await?)
+            Workload::Worker => Ok(()),
+            Workload::Lock(LockArguments { load, keys, hold, ttl, peer }) => {
+                let locks = Locks { run, peer: peer.map(Peer::from), ttl };
+                let plan = lock::Plan { locks, load: load.into(), keys, hold };
+                show(common, &interrupt.unless(lock::run(&config, plan, &launcher)).await?)
             }
-            Workload::Handoff(it) => {
-                let peer = it.peer.map(Peer::from);
-                let locks = Locks { url, run, peer, ttl: it.ttl };
-                let plan = handoff::Plan { locks, rounds: it.rounds };
-                show(common, &handoff::run(plan, &launcher()?).await?)
+            Workload::Handoff(HandoffArguments { rounds, ttl, peer }) => {
+                let locks = Locks { run, peer: peer.map(Peer::from), ttl };
+                let plan = handoff::Plan { locks, rounds };
+                show(common, &interrupt.unless(handoff::run(&config, plan, &launcher)).await?)
             }
-            Workload::Deduct(it) => {
-                let DeductArguments { tasks, segments, duration, warmup, hold, mode } = it;
-                let mode = mode.into();
-                let plan = deduct::Plan { url, run, mode, tasks, segments, hold, warmup, duration };
-                show(common, &deduct::run(plan).await?)
+            Workload::Deduct(DeductArguments { load, segments, hold, mode }) => {
+                let (mode, load) = (mode.into(), load.into());
+                let plan = deduct::Plan { mode, load, segments, hold, run };
+                show(common, &deduct::run(&config, plan, &launcher, &interrupt).await?)
             }
-            Workload::Held(it) => {
-                let HeldArguments { locks, ttl, duration } = it;
-                show(common, &held::run(held::Plan { url, run, locks, ttl, duration }).await?)
+            Workload::Held(HeldArguments { locks, ttl, duration }) => {
+                let plan = held::Plan { locks, ttl, duration, run };
+                show(common, &interrupt.unless(held::run(&config, plan)).await?)
             }
         }
     }
 }
 
-/// How this program is started again as a part of a bench.
-fn launcher() -> Result<Launcher> {
+/// How this program is started again as a part of a bench, on the same backend.
+pub(crate) fn launcher(common: &Common) -> Result<Launcher> {
     let program = std::env::current_exe().context("this program cannot be found again")?;
-    Ok(Launcher { program, arguments: vec!["bench".into(), "worker".into()] })
+    let given = [("DLOCK_URL", &common.url), ("DLOCK_NAMESPACE", &common.namespace)];
+    let environment = given
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.into(), value.as_ref()?.into())))
+        .collect();
+    Ok(Launcher { program, arguments: vec!["bench".into(), "worker".into()], environment })
 }
 
 fn show(common: &Common, outcome: &impl Serialize) -> Result<()> {

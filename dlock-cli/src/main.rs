@@ -15,6 +15,8 @@ mod status;
 mod stock;
 mod watch;
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -77,29 +79,26 @@ enum Command {
 }
 
 impl Common {
-    /// The URL for loads, which may as well run inside this process.
-    fn url_or_embedded(&self) -> String {
-        let url = self.url.as_deref().unwrap_or("memory://");
-        match &self.namespace {
-            Some(namespace) => {
-                let and = if url.contains('?') { '&' } else { '?' };
-                format!("{url}{and}namespace={namespace}")
-            }
-            None => url.to_owned(),
-        }
-    }
-
-    /// The configuration: the environment, then the command line.
+    /// The configuration: the environment, and over it the command line.
     fn config(&self) -> Result<Config> {
         let Some(url) = &self.url else {
             bail!("where are the locks? give --url redis://host:port, or set DLOCK_URL");
         };
-        let mut config = Config::from_env("DLOCK_")?;
-        config.set("url", url)?;
-        if let Some(namespace) = &self.namespace {
-            config.set("namespace", namespace)?;
-        }
-        Ok(config)
+        Config::from_url(url)?; // its faults are not those of a variable
+        let given = [("DLOCK_URL", Some(url)), ("DLOCK_NAMESPACE", self.namespace.as_ref())];
+        let given = given.into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
+        let text = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        };
+        let mut vars: BTreeMap<String, String> = std::env::vars_os().filter_map(text).collect();
+        vars.extend(given.map(|(name, value)| (name.to_owned(), value)));
+        Ok(Config::from_vars("DLOCK_", vars)?)
+    }
+
+    /// The same for loads, which may as well run inside this process.
+    fn or_embedded(&self) -> Self {
+        let url = self.url.clone().unwrap_or_else(|| "memory://".into());
+        Common { url: Some(url), ..self.clone() }
     }
 
     /// A client, once the backend answers.

@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use benches::deduct;
+use benches::fleet::Launcher;
+use benches::interrupt::Interrupt;
+use benches::load::Load;
 use benches::sale::{self, Outcome, Plan, Played, Progress};
 use benches::seller::{Method, Stall};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::{self, BAD, DIM, GOOD, grouped, latency, styled};
-use crate::{Common, report};
+use crate::{Common, bench, report};
 
 /// Play a flash sale four ways: one lock, segments, inventory, reservations
 #[derive(Debug, Args)]
@@ -77,9 +80,10 @@ const CURVE_TIME: Duration = Duration::from_secs(1);
 
 impl Sale {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
+        let interrupt = Interrupt::listen()?;
         let plan = Plan {
             stall: Stall {
-                url: common.url_or_embedded(),
+                config: common.or_embedded().config()?,
                 run: format!("sale-{:016x}", rand::random::<u64>()),
                 stock: self.stock,
                 segments: self.segments,
@@ -92,7 +96,7 @@ impl Sale {
         };
         let mut played = Vec::new();
         for method in Method::ALL {
-            let one = play(&plan, method).await?;
+            let one = play(&plan, method, &interrupt).await?;
             if common.json {
                 output::print_json(&one.outcome)?;
             }
@@ -102,7 +106,7 @@ impl Sale {
             show(&played);
         }
         if let Some(path) = &self.report {
-            let curve = curve(&plan).await?;
+            let curve = curve(&plan, &bench::launcher(common)?, &interrupt).await?;
             let page = report::page(&plan, &played, &curve)?;
             std::fs::write(path, page)
                 .with_context(|| format!("cannot write {}", path.display()))?;
@@ -119,14 +123,14 @@ impl Sale {
 }
 
 /// Plays one sale, with a bar on a terminal.
-async fn play(plan: &Plan, method: Method) -> Result<Played> {
+async fn play(plan: &Plan, method: Method, interrupt: &Interrupt) -> Result<Played> {
     let progress = Arc::new(Progress::default());
     // Drawn on standard error, and not at all if that is no terminal.
     let bar = ProgressBar::new(plan.stall.stock);
     let style = "{prefix:>20} {bar:40} {pos}/{len} sold, {msg}";
     bar.set_style(ProgressStyle::with_template(style)?);
     bar.set_prefix(method.name());
-    let playing = sale::play(plan, method, progress.clone());
+    let playing = sale::play(plan, method, progress.clone(), interrupt);
     tokio::pin!(playing);
     let mut ticks = tokio::time::interval(Duration::from_millis(50));
     let played = loop {
@@ -145,20 +149,26 @@ async fn play(plan: &Plan, method: Method) -> Result<Played> {
 
 /// Throughput of the segmented lock over the number of segments, from a stock that
 /// does not end, so that the last units of a sale do not count.
-async fn curve(plan: &Plan) -> Result<Vec<(u32, f64)>> {
+async fn curve(plan: &Plan, launcher: &Launcher, interrupt: &Interrupt) -> Result<Vec<(u32, f64)>> {
     let mut points = Vec::new();
     for segments in CURVE {
-        let plan = deduct::Plan {
-            url: plan.stall.url.clone(),
-            mode: Method::SegmentedLock,
+        let load = Load {
             tasks: plan.stall.at_once,
-            segments,
-            hold: plan.stall.think,
+            processes: 1,
             warmup: CURVE_TIME / 4,
             duration: CURVE_TIME,
+            rate: None,
+            process: 0,
+        };
+        let point = deduct::Plan {
+            mode: Method::SegmentedLock,
+            load,
+            segments,
+            hold: plan.stall.think,
             run: format!("{}-{segments}", plan.stall.run),
         };
-        points.push((segments, deduct::run(plan).await?.ops_per_s));
+        let measured = deduct::run(&plan.stall.config, point, launcher, interrupt).await?;
+        points.push((segments, measured.ops_per_s));
     }
     Ok(points)
 }
