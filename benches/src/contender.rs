@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use dlock_core::{Config, Dlock, Guard, Mutex, Released};
+use dlock_core::{Config, Dlock, Guard, MAX_TTL, Mutex, Released};
 use rand::RngExt as _;
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
 
-use crate::server;
+use crate::{Wrong, server};
 
 /// Another way to lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +31,15 @@ pub struct Locks {
     pub run: String,
     /// Their ttl.
     pub ttl: Duration,
+}
+
+impl Locks {
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.ttl < Duration::from_millis(1) || self.ttl > MAX_TTL {
+            return Err(Wrong::because("the ttl must be a millisecond at least and a day at most"));
+        }
+        Ok(())
+    }
 }
 
 /// One way to lock some keys.

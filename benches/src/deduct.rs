@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use dlock_core::Config;
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use crate::interrupt::Interrupt;
 use crate::load::{Load, Turn, Work};
 use crate::measure::{Latency, Measured, Recorder, rounded};
 use crate::seller::{Method, Seller, Stall};
-use crate::{clock, fleet, server};
+use crate::{Wrong, clock, fleet, server};
 
 /// More than a bench can sell.
 const STOCK: u64 = 4_000_000_000;
@@ -87,7 +87,7 @@ pub async fn run(
 ) -> Result<Outcome> {
     plan.load.check(config)?;
     if plan.segments == 0 {
-        bail!("the segments must be 1 at least");
+        return Err(Wrong::because("the segments must be 1 at least"));
     }
     let seller = Arc::new(Seller::open(plan.stall(config), plan.mode).await?);
     let taken = interrupt.unless(take(config, plan, launcher, &seller)).await;
@@ -159,7 +159,7 @@ impl Part {
     }
 
     /// Runs from `start` on.
-    pub async fn run(self, start: u64) -> Report {
+    pub async fn run(&self, start: u64) -> Report {
         let Part { plan, seller } = self;
         let recorder = Arc::new(Recorder::default());
         let sold = Arc::new(AtomicU64::new(0));
@@ -170,11 +170,13 @@ impl Part {
             sold: sold.clone(),
         };
         plan.load.run(start, &recorder, taking).await;
-        if plan.load.processes > 1 {
-            seller.leave().await;
-        }
         let sold = Sold { units: sold.load(Ordering::Relaxed), commands: seller.commands() };
         Report { measured: recorder.measured(), sold, ..Report::default() }
+    }
+
+    /// Gives back what is still held.
+    pub async fn close(&self) {
+        self.seller.leave().await;
     }
 }
 

@@ -181,9 +181,11 @@ pub async fn work(config: &Config) -> Result<()> {
     let Some(start) = line(&mut input).await? else { return Ok(()) };
     let start = start.parse().context("the start is no number")?;
     let report = tokio::select! {
-        report = part.run(start) => report?,
-        _ = line(&mut input) => return Ok(()),
+        report = part.run(start) => Some(report),
+        _ = line(&mut input) => None,
     };
+    part.close().await;
+    let Some(report) = report.transpose()? else { return Ok(()) };
     let Report { measured, intervals, asked, pings, sold } = report;
     let header = Header { measured, intervals: intervals.len(), asked, pings, sold };
     let mut bytes = format!("{}\n", serde_json::to_string(&header)?).into_bytes();
@@ -207,11 +209,19 @@ impl Part {
         })
     }
 
-    async fn run(self, start: u64) -> Result<Report> {
+    async fn run(&self, start: u64) -> Result<Report> {
         match self {
             Part::Lock(part) => Ok(part.run(start).await),
             Part::Handoff(part) => part.run(start).await,
             Part::Deduct(part) => Ok(part.run(start).await),
+        }
+    }
+
+    async fn close(&self) {
+        match self {
+            Part::Lock(part) => part.close().await,
+            Part::Handoff(part) => part.close().await,
+            Part::Deduct(part) => part.close().await,
         }
     }
 }

@@ -25,5 +25,7 @@ pub mod sale;
 pub mod seller;
 pub mod server;
 pub mod shelf;
+mod wrong;
 
 pub use convoy::convoy;
+pub use wrong::Wrong;

@@ -12,13 +12,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use dlock_core::Config;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use crate::measure::Recorder;
-use crate::{clock, server};
+use crate::{Wrong, clock, server};
 
 /// More than anything answers.
 const MOST_RATE: f64 = 10_000_000.0;
@@ -84,16 +84,20 @@ impl Load {
 
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         if self.tasks == 0 || self.processes == 0 {
-            bail!("tasks and processes must be 1 at least");
+            return Err(Wrong::because("tasks and processes must be 1 at least"));
         }
         if self.duration.is_zero() {
-            bail!("the duration is zero; write for example --duration 5s");
+            return Err(Wrong::because("the duration is zero; write for example --duration 5s"));
         }
         if self.rate.is_some_and(|rate| !(rate > 0.0 && rate <= MOST_RATE)) {
-            bail!("the rate must be above zero and {MOST_RATE} at most");
+            return Err(Wrong::because(format!(
+                "the rate must be above 0 and {MOST_RATE} at most"
+            )));
         }
         if self.processes > 1 && server::is_embedded(config) {
-            bail!("memory:// is inside one process; several need a server, such as redis://");
+            return Err(Wrong::because(
+                "memory:// is inside one process; several need a server, such as redis://",
+            ));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use dlock_core::Config;
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
@@ -15,9 +15,10 @@ use serde::{Deserialize, Serialize};
 use crate::checker::{self, Checker};
 use crate::contender::{Contender, Locks, Peer};
 use crate::fleet::{Fleet, Job, Launcher, Report};
+use crate::interrupt::Interrupt;
 use crate::load::{Load, Turn, Work};
 use crate::measure::{Latency, Measured, Recorder, rounded};
-use crate::{clock, fleet, server};
+use crate::{Wrong, clock, fleet, server};
 
 /// How long a body lasts in the first half of the warm-up.
 const SEEN_WELL: Duration = Duration::from_millis(1);
@@ -62,11 +63,12 @@ pub struct Outcome {
 impl Plan {
     fn check(&self, config: &Config) -> Result<()> {
         self.load.check(config)?;
+        self.locks.check()?;
         if self.keys == 0 {
-            bail!("the keys must be 1 at least");
+            return Err(Wrong::because("the keys must be 1 at least"));
         }
         if server::is_embedded(config) && self.locks.peer.is_some() {
-            bail!("the peers lock in Redis; give --url redis://...");
+            return Err(Wrong::because("the peers lock in Redis; give --url redis://..."));
         }
         Ok(())
     }
@@ -98,13 +100,18 @@ impl Plan {
 ///
 /// # Errors
 /// If the plan makes no sense or the backend cannot be reached.
-pub async fn run(config: &Config, plan: Plan, launcher: &Launcher) -> Result<Outcome> {
+pub async fn run(
+    config: &Config,
+    plan: Plan,
+    launcher: &Launcher,
+    interrupt: &Interrupt,
+) -> Result<Outcome> {
     plan.check(config)?;
     if plan.load.processes == 1 {
         let part = Part::prepare(config, plan.clone()).await?;
-        let checker = part.checker.clone();
-        let report = part.run(fleet::soon()).await;
-        return Ok(plan.outcome(config, vec![report.measured], checker.violations()));
+        let report = interrupt.unless(async { Ok(part.run(fleet::soon()).await) }).await;
+        part.close().await;
+        return Ok(plan.outcome(config, vec![report?.measured], part.checker.violations()));
     }
     server::reach(config).await?;
     let job = |process| {
@@ -112,7 +119,8 @@ pub async fn run(config: &Config, plan: Plan, launcher: &Launcher) -> Result<Out
         Job::Lock(Plan { load, ..plan.clone() })
     };
     let jobs = (0..plan.load.processes).map(job).collect();
-    let reports = Fleet::start(launcher, jobs).await?.run().await?;
+    let running = async { Fleet::start(launcher, jobs).await?.run().await };
+    let reports = interrupt.unless(running).await?;
     let (mut parts, mut intervals) = (Vec::new(), Vec::new());
     for report in reports {
         parts.push(report.measured);
@@ -141,20 +149,24 @@ impl Part {
     }
 
     /// Runs from `start` on.
-    pub async fn run(self, start: u64) -> Report {
+    pub async fn run(&self, start: u64) -> Report {
         let Part { plan, contender, checker } = self;
         let recorder = Arc::new(Recorder::default());
         let cycle = |number| Cycle {
-            keys: Keys::of(&plan, number),
+            keys: Keys::of(plan, number),
             hold: plan.hold,
             seen_well: start + clock::nanos(plan.load.warmup) / 2,
             contender: contender.clone(),
             checker: checker.clone(),
         };
         plan.load.run(start, &recorder, cycle).await;
-        contender.close().await;
         let (measured, intervals) = (recorder.measured(), checker.intervals());
         Report { measured, intervals, ..Report::default() }
+    }
+
+    /// Gives back what is still held.
+    pub async fn close(&self) {
+        self.contender.close().await;
     }
 }
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::clock;
 use crate::interrupt::Interrupt;
 use crate::measure::{Latency, Measured, Recorder, rounded};
 use crate::seller::{Method, Seller, Stall};
+use crate::{Wrong, clock};
 
 /// What to play.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ pub async fn play(
 ) -> Result<Played> {
     let (least, most) = plan.quantity;
     if plan.buyers == 0 || least == 0 || most < least || plan.stall.at_once == 0 {
-        bail!("buyers, quantity and at-once must be 1 at least");
+        return Err(Wrong::because("buyers, quantity and at-once must be 1 at least"));
     }
     let seller = Arc::new(Seller::open(plan.stall.clone(), method).await?);
     let played = interrupt.unless(sell_out(plan, method, &seller, progress)).await;

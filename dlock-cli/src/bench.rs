@@ -9,6 +9,7 @@ use benches::interrupt::Interrupt;
 use benches::load::Load;
 use benches::seller::Method;
 use benches::{deduct, fleet, handoff, held, lock};
+use clap::builder::TypedValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
@@ -45,6 +46,12 @@ enum Workload {
     Worker,
 }
 
+/// From 1 up to so many.
+pub(crate) fn up_to(most: usize) -> impl TypedValueParser<Value = usize> {
+    let number = clap::value_parser!(u64).range(1..=most as u64);
+    number.map(|number| usize::try_from(number).unwrap_or(usize::MAX))
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PeerName {
     /// The crate rslock
@@ -66,10 +73,10 @@ impl From<PeerName> for Peer {
 #[derive(Debug, Args)]
 struct LoadArguments {
     /// Tasks in each process
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 50, value_parser = up_to(1_000_000))]
     tasks: usize,
     /// Processes
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = up_to(256))]
     processes: usize,
     /// How long the load is measured
     #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
@@ -94,7 +101,7 @@ struct LockArguments {
     #[command(flatten)]
     load: LoadArguments,
     /// Keys; with as many keys as tasks in all, each task has its own
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = up_to(10_000_000))]
     keys: usize,
     /// How long each lock is held
     #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
@@ -110,7 +117,7 @@ struct LockArguments {
 #[derive(Debug, Args)]
 struct HandoffArguments {
     /// Hand-overs to measure
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 300, value_parser = up_to(10_000_000))]
     rounds: usize,
     /// Ttl of the lock
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
@@ -125,7 +132,7 @@ struct DeductArguments {
     #[command(flatten)]
     load: LoadArguments,
     /// Segments of the stock
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     segments: u32,
     /// How long a locked body takes
     #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
@@ -161,7 +168,7 @@ impl From<ModeName> for Method {
 #[derive(Debug, Args)]
 struct HeldArguments {
     /// How many locks are held
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 1_000, value_parser = up_to(10_000_000))]
     locks: usize,
     /// Their ttl
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
@@ -184,12 +191,12 @@ impl Bench {
             Workload::Lock(LockArguments { load, keys, hold, ttl, peer }) => {
                 let locks = Locks { run, peer: peer.map(Peer::from), ttl };
                 let plan = lock::Plan { locks, load: load.into(), keys, hold };
-                show(common, &interrupt.unless(lock::run(&config, plan, &launcher)).await?)
+                show(common, &lock::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Handoff(HandoffArguments { rounds, ttl, peer }) => {
                 let locks = Locks { run, peer: peer.map(Peer::from), ttl };
                 let plan = handoff::Plan { locks, rounds };
-                show(common, &interrupt.unless(handoff::run(&config, plan, &launcher)).await?)
+                show(common, &handoff::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Deduct(DeductArguments { load, segments, hold, mode }) => {
                 let (mode, load) = (mode.into(), load.into());
@@ -198,7 +205,7 @@ impl Bench {
             }
             Workload::Held(HeldArguments { locks, ttl, duration }) => {
                 let plan = held::Plan { locks, ttl, duration, run };
-                show(common, &interrupt.unless(held::run(&config, plan)).await?)
+                show(common, &held::run(&config, plan, &interrupt).await?)
             }
         }
     }
@@ -219,8 +226,7 @@ fn show(common: &Common, outcome: &impl Serialize) -> Result<()> {
     if common.json {
         return output::print_json(outcome);
     }
-    let serde_json::Value::Object(fields) = serde_json::to_value(outcome)? else { return Ok(()) };
-    for (name, value) in fields {
+    for (name, value) in output::fields(outcome)? {
         let shown = match value.as_f64().filter(|_| name.ends_with("_us")) {
             Some(micros) => output::latency(micros),
             None => value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned),

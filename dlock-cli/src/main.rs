@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use dlock_core::{Config, Dlock};
 
@@ -82,7 +82,9 @@ impl Common {
     /// The configuration: the environment, and over it the command line.
     fn config(&self) -> Result<Config> {
         let Some(url) = &self.url else {
-            bail!("where are the locks? give --url redis://host:port, or set DLOCK_URL");
+            return Err(benches::Wrong::because(
+                "where are the locks? give --url redis://host:port, or set DLOCK_URL",
+            ));
         };
         Config::from_url(url)?; // its faults are not those of a variable
         let given = [("DLOCK_URL", Some(url)), ("DLOCK_NAMESPACE", self.namespace.as_ref())];
@@ -121,7 +123,9 @@ impl Command {
             Command::Bench(bench) => bench.run(common).await.map(|()| 0),
             Command::Completions { shell } => {
                 let mut command = Arguments::command();
-                clap_complete::generate(shell, &mut command, "dlock", &mut std::io::stdout());
+                let mut text = Vec::new();
+                clap_complete::generate(shell, &mut command, "dlock", &mut text);
+                output::print_bytes(&text);
                 Ok(0)
             }
         }
@@ -131,7 +135,11 @@ impl Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let Arguments { common, command } = Arguments::parse();
-    match command.run(&common).await {
+    let done = command.run(&common).await.and_then(|status| match output::lost_output() {
+        Some(error) => Err(anyhow::Error::new(error).context("the output cannot be written")),
+        None => Ok(status),
+    });
+    match done {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             output::warn(format!("{error:#}"));

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use benches::interrupt::is_ignored;
 use clap::{Args, ValueEnum};
-use dlock_core::{Dlock, ErrorKind, Guard, Key, Released};
+use dlock_core::{Dlock, ErrorKind, Guard, Key, MAX_TTL, Released};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -96,13 +96,17 @@ fn wait(text: &str) -> Result<Wait, humantime::DurationError> {
 
 impl Run {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
+        let key = Key::new(&self.key)?;
+        if self.hold_at_least.is_some_and(|least| least > MAX_TTL) {
+            return Err(benches::Wrong::because("--hold-at-least takes a day (24h) at most"));
+        }
         let mut signals = Signals::new()?;
         let dlock = common.connect().await?;
         if dlock.capabilities().name == "memory" {
             output::warn("memory:// is inside this process: nobody else will see this lock");
         }
         let taken = tokio::select! {
-            taken = self.take(&dlock) => taken,
+            taken = self.take(&dlock, key) => taken,
             signal = signals.next() => {
                 output::warn(format!("ended by signal {} before the lock was taken", signal.as_raw()));
                 dlock.shutdown(Duration::ZERO).await;
@@ -136,8 +140,8 @@ impl Run {
         Ok(status)
     }
 
-    async fn take(&self, dlock: &Dlock) -> dlock_core::Result<Guard> {
-        let mut lock = dlock.mutex(Key::new(&self.key)?);
+    async fn take(&self, dlock: &Dlock, key: Key) -> dlock_core::Result<Guard> {
+        let mut lock = dlock.mutex(key);
         if let Some(program) = self.command.first() {
             lock = lock.tag("command", shown(program));
         }

@@ -1,6 +1,8 @@
 //! `dlock sale`: one flash sale, played four ways.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,10 +10,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use benches::deduct;
 use benches::fleet::Launcher;
-use benches::interrupt::Interrupt;
+use benches::interrupt::{Interrupt, Interrupted};
 use benches::load::Load;
 use benches::sale::{self, Outcome, Plan, Played, Progress};
 use benches::seller::{Method, Stall};
+use benches::server;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -34,7 +37,7 @@ pub(crate) struct Sale {
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=MOST_UNITS))]
     stock: u64,
     /// Buyers who come
-    #[arg(long, default_value_t = 50_000)]
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
     buyers: u64,
     /// Segments of the stock
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=4_096))]
@@ -46,7 +49,7 @@ pub(crate) struct Sale {
     #[arg(long, default_value = "1ms", value_parser = humantime::parse_duration)]
     think: Duration,
     /// Buyers served at the same time
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 1_000, value_parser = bench::up_to(1_000_000))]
     at_once: usize,
     /// Write a report with pictures to this file
     #[arg(long)]
@@ -80,10 +83,13 @@ const CURVE_TIME: Duration = Duration::from_secs(1);
 
 impl Sale {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
+        let config = common.or_embedded().config()?;
+        let report = self.report.as_deref().map(writable).transpose()?;
         let interrupt = Interrupt::listen()?;
+        server::reach(&config).await?;
         let plan = Plan {
             stall: Stall {
-                config: common.or_embedded().config()?,
+                config,
                 run: format!("sale-{:016x}", rand::random::<u64>()),
                 stock: self.stock,
                 segments: self.segments,
@@ -100,16 +106,19 @@ impl Sale {
             if common.json {
                 output::print_json(&one.outcome)?;
             }
+            if output::is_over() {
+                return Ok(());
+            }
             played.push(one);
         }
         if !common.json {
             show(&played);
         }
-        if let Some(path) = &self.report {
+        if let Some((path, mut file)) = report {
             let curve = curve(&plan, &bench::launcher(common)?, &interrupt).await?;
             let page = report::page(&plan, &played, &curve)?;
-            std::fs::write(path, page)
-                .with_context(|| format!("cannot write {}", path.display()))?;
+            let written = file.set_len(0).and_then(|()| file.write_all(page.as_bytes()));
+            written.with_context(|| format!("cannot write {}", path.display()))?;
             if !common.json {
                 output::print(format!("\nreport: {}", path.display()));
             }
@@ -120,6 +129,12 @@ impl Sale {
         anyhow::ensure!(oversold == 0, "{oversold} units were sold twice");
         Ok(())
     }
+}
+
+/// The file, before the sale is played for nothing.
+fn writable(path: &Path) -> Result<(&Path, File)> {
+    let file = File::options().append(true).create(true).open(path);
+    Ok((path, file.with_context(|| format!("cannot write {}", path.display()))?))
 }
 
 /// Plays one sale, with a bar on a terminal.
@@ -144,7 +159,10 @@ async fn play(plan: &Plan, method: Method, interrupt: &Interrupt) -> Result<Play
         }
     };
     bar.finish_and_clear();
-    played.with_context(|| format!("the sale by {} failed", method.name()))
+    played.map_err(|error| match error.is::<Interrupted>() {
+        true => error,
+        false => error.context(format!("the sale by {} failed", method.name())),
+    })
 }
 
 /// Throughput of the segmented lock over the number of segments, from a stock that

@@ -49,6 +49,9 @@ fn known(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
         return Some(ended_by(interrupted.signal));
     }
+    if error.is::<benches::Wrong>() {
+        return Some(USAGE);
+    }
     if let Some(error) = error.downcast_ref::<dlock_segment::Error>() {
         return match error {
             dlock_segment::Error::Invalid(_) => Some(USAGE),

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, anyhow};
 use clap::Args;
+use dlock_core::Key;
 use dlock_segment::{Audit, Inventory};
 use serde::Serialize;
 
@@ -34,8 +35,9 @@ const WIDTH: u64 = 40;
 
 impl Stock {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
+        let key = Key::new(&self.sale)?;
         let dlock = common.connect().await?;
-        let sale = match Inventory::open(&dlock, self.sale.as_str()).await {
+        let sale = match Inventory::open(&dlock, key).await {
             Ok(sale) => sale,
             Err(dlock_segment::Error::NotFound(_)) => {
                 return Err(anyhow!(
