@@ -210,6 +210,28 @@ mod tests {
         }
     }
 
+    /// Tells when it began.
+    struct Begins(Arc<std::sync::Mutex<Vec<u64>>>);
+
+    impl Work for Begins {
+        async fn once(&mut self, turn: &mut Turn) -> Result<()> {
+            self.0.lock().unwrap().push(clock::now());
+            let _ = turn.wait(std::future::pending::<()>()).await;
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn all_begin_at_one_moment() {
+        let (warmup, duration) = (Duration::ZERO, Duration::from_millis(100));
+        let load = Load { tasks: 200, processes: 1, warmup, duration, rate: None, process: 0 };
+        let (began, start) = (Arc::default(), clock::now() + 50_000_000);
+        load.run(start, &Arc::default(), |_| Begins(Arc::clone(&began))).await;
+        let began = began.lock().unwrap();
+        assert_eq!(began.len(), 200);
+        assert!(began.iter().all(|at| *at >= start), "{start} {began:?}");
+    }
+
     /// One task for 400 ms, whose first operation takes `stall`.
     async fn with_stall(stall: Duration, rate: Option<f64>) -> crate::measure::Measured {
         let duration = Duration::from_millis(400);
