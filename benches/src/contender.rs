@@ -101,8 +101,7 @@ impl Contender {
             None => {
                 let mut config = config.clone();
                 config.max_waiters = config.max_waiters.max(tasks + 1);
-                let dlock = Dlock::builder().config(config).client_name("dlock bench").connect();
-                let dlock = dlock.await?;
+                let dlock = Dlock::builder().config(config).connect().await?;
                 let lock = |key| dlock.mutex(format!("{run}:{key}")).ttl(ttl).wait_unlimited();
                 Kind::Dlock { locks: (0..keys).map(lock).collect(), dlock }
             }

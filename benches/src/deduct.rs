@@ -91,9 +91,7 @@ pub async fn run(
     }
     let seller = Arc::new(Seller::open(plan.stall(config), plan.mode).await?);
     let taken = interrupt.unless(take(config, plan, launcher, &seller)).await;
-    let closed = seller.close().await;
-    let taken = taken?;
-    closed.map(|()| taken)
+    seller.after(taken).await
 }
 
 async fn take(

@@ -64,7 +64,7 @@ pub async fn run(config: &Config, plan: Plan, interrupt: &Interrupt) -> Result<O
         };
         counter.fetch_add(1, Ordering::Relaxed);
     };
-    let client = Dlock::builder().config(config.clone()).client_name("dlock bench").on_event(hook);
+    let client = Dlock::builder().config(config.clone()).on_event(hook);
     let dlock = client.connect().await?;
     let outcome = interrupt.unless(hold(config, &plan, &dlock, &lost, &renewed)).await;
     dlock.shutdown(Duration::from_secs(10)).await;

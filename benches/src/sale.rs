@@ -86,9 +86,7 @@ pub async fn play(
     }
     let seller = Arc::new(Seller::open(plan.stall.clone(), method).await?);
     let played = interrupt.unless(sell_out(plan, method, &seller, progress)).await;
-    let closed = seller.close().await;
-    let played = played?;
-    closed.map(|()| played)
+    seller.after(played).await
 }
 
 async fn sell_out(

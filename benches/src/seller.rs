@@ -130,7 +130,7 @@ impl Seller {
         }
         let mut config = stall.config.clone();
         config.max_waiters = config.max_waiters.max(stall.at_once + 1);
-        let dlock = Dlock::builder().config(config).client_name("dlock sale").connect().await?;
+        let dlock = Dlock::builder().config(config).connect().await?;
         let run = stall.name(method);
         let shelf = |segments| Shelf::open(&stall.config, &run, stall.stock, segments);
         let way = match method {
@@ -336,6 +336,18 @@ impl Seller {
         };
         self.leave().await;
         removed.context("what was for sale could not be removed; it ends by itself")
+    }
+
+    /// Leaves nothing behind, whatever came of the sale, and tells that.
+    ///
+    /// # Errors
+    /// Those of the sale, or if the store fails.
+    pub async fn after<T>(&self, sale: Result<T>) -> Result<T> {
+        match (sale, self.close().await) {
+            (Ok(sale), closed) => closed.map(|()| sale),
+            (Err(error), Ok(())) => Err(error),
+            (Err(error), Err(left)) => Err(error.context(format!("{left:#}"))),
+        }
     }
 
     /// Leaves what was put up to whom it belongs.

@@ -106,9 +106,9 @@ struct LockArguments {
     /// How long each lock is held
     #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
     hold: Duration,
-    /// Ttl of the locks
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
-    ttl: Duration,
+    /// Ttl of the locks [default: as configured, 30s]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    ttl: Option<Duration>,
     /// Measure another way to lock instead of dlock
     #[arg(long)]
     peer: Option<PeerName>,
@@ -119,9 +119,9 @@ struct HandoffArguments {
     /// Hand-overs to measure
     #[arg(long, default_value_t = 300, value_parser = up_to(10_000_000))]
     rounds: usize,
-    /// Ttl of the lock
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
-    ttl: Duration,
+    /// Ttl of the lock [default: as configured, 30s]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    ttl: Option<Duration>,
     /// Measure another way to lock instead of dlock
     #[arg(long)]
     peer: Option<PeerName>,
@@ -170,9 +170,9 @@ struct HeldArguments {
     /// How many locks are held
     #[arg(long, default_value_t = 1_000, value_parser = up_to(10_000_000))]
     locks: usize,
-    /// Their ttl
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
-    ttl: Duration,
+    /// Their ttl [default: as configured, 30s]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    ttl: Option<Duration>,
     /// How long they are held
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     duration: Duration,
@@ -180,7 +180,7 @@ struct HeldArguments {
 
 impl Bench {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
-        let config = common.or_embedded().config()?;
+        let config = common.config_of_load()?;
         if let Workload::Worker = self.workload {
             return fleet::work(&config).await;
         }
@@ -189,11 +189,13 @@ impl Bench {
         match self.workload {
             Workload::Worker => Ok(()),
             Workload::Lock(LockArguments { load, keys, hold, ttl, peer }) => {
+                let ttl = ttl.unwrap_or(config.ttl);
                 let locks = Locks { run, peer: peer.map(Peer::from), ttl };
                 let plan = lock::Plan { locks, load: load.into(), keys, hold };
                 show(common, &lock::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Handoff(HandoffArguments { rounds, ttl, peer }) => {
+                let ttl = ttl.unwrap_or(config.ttl);
                 let locks = Locks { run, peer: peer.map(Peer::from), ttl };
                 let plan = handoff::Plan { locks, rounds };
                 show(common, &handoff::run(&config, plan, &launcher, &interrupt).await?)
@@ -204,6 +206,7 @@ impl Bench {
                 show(common, &deduct::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Held(HeldArguments { locks, ttl, duration }) => {
+                let ttl = ttl.unwrap_or(config.ttl);
                 let plan = held::Plan { locks, ttl, duration, run };
                 show(common, &held::run(&config, plan, &interrupt).await?)
             }

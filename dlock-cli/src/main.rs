@@ -98,9 +98,11 @@ impl Common {
     }
 
     /// The same for loads, which may as well run inside this process.
-    fn or_embedded(&self) -> Self {
+    fn config_of_load(&self) -> Result<Config> {
         let url = self.url.clone().unwrap_or_else(|| "memory://".into());
-        Common { url: Some(url), ..self.clone() }
+        let mut config = Common { url: Some(url), ..self.clone() }.config()?;
+        config.client_name.get_or_insert_with(|| "dlock load".into());
+        Ok(config)
     }
 
     /// A client, once the backend answers.

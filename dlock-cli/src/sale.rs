@@ -83,7 +83,7 @@ const CURVE_TIME: Duration = Duration::from_secs(1);
 
 impl Sale {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
-        let config = common.or_embedded().config()?;
+        let config = common.config_of_load()?;
         let report = self.report.as_deref().map(writable).transpose()?;
         let interrupt = Interrupt::listen()?;
         server::reach(&config).await?;

@@ -100,6 +100,18 @@ fn a_namespace_is_taken_literally() {
 }
 
 #[test]
+fn loads_know_the_variables_too() {
+    let held = ["bench", "held", "--locks", "1", "--duration", "100ms", "--json"];
+    let line = json(&output(on("memory://").env("DLOCK_TTL", "7s"), &held));
+    assert_eq!(line[0]["ttl_ms"], 7_000, "{line:?}");
+    for load in [&["sale"][..], &["bench", "lock"], &["bench", "handoff"]] {
+        let refused = output(on("memory://").env("DLOCK_TTL", "nonsense"), load);
+        assert_eq!(status(&refused), 78, "{load:?}: {}", said(&refused));
+        assert!(said(&refused).contains("DLOCK_"), "{}", said(&refused));
+    }
+}
+
+#[test]
 fn the_command_line_replaces_the_variable_with_all_its_options() {
     let mut health = on("redis://127.0.0.1:1?password_file=/nowhere&ttl=nonsense");
     let well = output(&mut health, &["health", "--url", "memory://"]);
