@@ -69,10 +69,16 @@ impl Stall {
     fn name(&self, method: Method) -> String {
         format!("{}:{}", self.run, method.name())
     }
+
+    /// A unit that is reserved all the time and never sold: what the store keeps of
+    /// reservations is then always there, and the net under it holds.
+    fn spare(&self, method: Method) -> u64 {
+        u64::from(self.reserves && method == Method::InventoryIdempotent)
+    }
 }
 
 /// How long operation ids are remembered: longer than a run.
-const RETENTION: Duration = Duration::from_secs(60 * 60);
+const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// One way to sell, ready.
 #[derive(Debug)]
@@ -110,7 +116,13 @@ impl Seller {
                 shelf.fill(stock).await?;
                 shelf.keys().to_vec()
             }
-            Way::Inventory { .. } => seller.keys_of_sale(method)?,
+            Way::Inventory { sale, .. } => {
+                if seller.stall.spare(method) > 0 {
+                    let spare = sale.reserve(1).operation("spare").expires_in(RETENTION);
+                    spare.send().await?;
+                }
+                seller.keys_of_sale(method)?
+            }
         };
         seller.net = Some(Net::under(&seller.stall.config, keys).await?);
         Ok(seller)
@@ -145,7 +157,10 @@ impl Seller {
             Method::Inventory | Method::InventoryIdempotent => {
                 let sale = if makes {
                     let sale = Inventory::builder(&dlock, run.as_str()).retention(RETENTION);
-                    sale.stock(stall.stock).segments(stall.segments).create().await?
+                    sale.stock(stall.stock + stall.spare(method))
+                        .segments(stall.segments)
+                        .create()
+                        .await?
                 } else {
                     Inventory::open(&dlock, run.as_str()).await?
                 };

@@ -56,8 +56,8 @@ pub(crate) struct Sale {
     report: Option<PathBuf>,
 }
 
-/// What an inventory can hold.
-const MOST_UNITS: u64 = u32::MAX as u64;
+/// What an inventory can hold, but one.
+const MOST_UNITS: u64 = u32::MAX as u64 - 1;
 /// Whoever does not get as many takes fewer, one step at a time.
 const MOST_WANTED: u64 = 1_000;
 
