@@ -1,5 +1,6 @@
 //! One clock for every process of the machine.
 
+use std::future::Future;
 use std::time::Duration;
 
 /// Nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share, so
@@ -16,6 +17,12 @@ pub async fn sleep_until(moment: u64) {
     if left > 0 {
         tokio::time::sleep(Duration::from_nanos(left)).await;
     }
+}
+
+/// Waits for something until [`now`] is `moment`; `None`: it was too late.
+pub async fn before<T>(moment: u64, what: impl Future<Output = T>) -> Option<T> {
+    let left = Duration::from_nanos(moment.saturating_sub(now()));
+    tokio::time::timeout(left, what).await.ok()
 }
 
 /// A duration in nanoseconds.

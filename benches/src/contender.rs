@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use dlock_core::{Config, Dlock, Guard, Mutex, Released};
+use dlock_core::{Config, Dlock, Guard, MAX_TTL, Mutex, Released};
 use rand::RngExt as _;
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
 
-use crate::server;
+use crate::{Wrong, server};
 
 /// Another way to lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,14 +25,21 @@ pub enum Peer {
 /// The locks of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Locks {
-    /// Where they are.
-    pub url: String,
     /// Who is measured, if not dlock.
     pub peer: Option<Peer>,
     /// What their keys start with.
     pub run: String,
     /// Their ttl.
     pub ttl: Duration,
+}
+
+impl Locks {
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.ttl < Duration::from_millis(1) || self.ttl > MAX_TTL {
+            return Err(Wrong::because("the ttl must be a millisecond at least and a day at most"));
+        }
+        Ok(())
+    }
 }
 
 /// One way to lock some keys.
@@ -88,29 +95,28 @@ impl Contender {
     ///
     /// # Errors
     /// If the URL cannot be used or the server does not answer.
-    pub async fn new(locks: &Locks, keys: usize, tasks: usize) -> Result<Self> {
-        let &Locks { ref url, peer, ref run, ttl } = locks;
-        let names = || (0..keys).map(|key| format!("{run}:{key}"));
+    pub async fn new(config: &Config, locks: &Locks, keys: usize, tasks: usize) -> Result<Self> {
+        let &Locks { peer, ref run, ttl } = locks;
         let kind = match peer {
             None => {
-                let mut config = Config::from_url(url)?;
+                let mut config = config.clone();
                 config.max_waiters = config.max_waiters.max(tasks + 1);
-                let dlock = Dlock::builder().config(config).client_name("dlock bench").connect();
-                let dlock = dlock.await?;
-                let lock = |name: String| dlock.mutex(name).ttl(ttl).wait_unlimited();
-                Kind::Dlock { locks: names().map(lock).collect(), dlock }
+                let dlock = Dlock::builder().config(config).connect().await?;
+                let lock = |key| dlock.mutex(format!("{run}:{key}")).ttl(ttl).wait_unlimited();
+                Kind::Dlock { locks: (0..keys).map(lock).collect(), dlock }
             }
             Some(Peer::Rslock) => {
-                let client = server::client(url)?;
-                let pings = server::connect(url).await?;
-                let manager = rslock::LockManager::from_clients(vec![client]);
-                Kind::Rslock { manager, keys: names().collect(), pings }
+                server::reach(config).await?;
+                let manager = rslock::LockManager::from_clients(vec![config.redis_client().await?]);
+                let pings = server::connect(config).await?;
+                Kind::Rslock { manager, keys: server::names(config, run, keys)?, pings }
             }
-            Some(Peer::Raw) => Kind::Raw {
-                connection: server::connect(url).await?,
-                keys: names().collect(),
-                release: redis::Script::new(COMPARE_AND_DELETE),
-            },
+            Some(Peer::Raw) => {
+                server::reach(config).await?;
+                let keys = server::names(config, run, keys)?;
+                let connection = server::connect(config).await?;
+                Kind::Raw { connection, keys, release: redis::Script::new(COMPARE_AND_DELETE) }
+            }
         };
         Ok(Contender { kind, ttl })
     }

@@ -9,14 +9,16 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use dlock_core::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::checker::{self, Checker, Interval};
 use crate::clock;
 use crate::contender::{Contender, Locks, Peer};
 use crate::fleet::{Fleet, Job, Launcher, Report};
+use crate::interrupt::Interrupt;
 use crate::measure::{Measured, Recorder};
-use crate::server;
+use crate::{Wrong, server};
 
 /// Turns that are not counted: connections and caches warm up.
 const WARM_UP: usize = 10;
@@ -53,15 +55,25 @@ pub struct Outcome {
 ///
 /// # Errors
 /// If the backend is not shared between processes or cannot be reached.
-pub async fn run(plan: Plan, launcher: &Launcher) -> Result<Outcome> {
-    if server::is_embedded(&plan.locks.url) {
-        bail!("memory:// is inside one process; a hand-over needs a server, such as redis://");
+pub async fn run(
+    config: &Config,
+    plan: Plan,
+    launcher: &Launcher,
+    interrupt: &Interrupt,
+) -> Result<Outcome> {
+    if server::is_embedded(config) {
+        return Err(Wrong::because(
+            "memory:// is inside one process; a hand-over needs a server, such as redis://",
+        ));
     }
     if plan.rounds == 0 {
-        bail!("the rounds must be 1 at least");
+        return Err(Wrong::because("the rounds must be 1 at least"));
     }
+    plan.locks.check()?;
+    server::reach(config).await?;
     let jobs = vec![Job::Handoff(plan.clone()), Job::Handoff(plan.clone())];
-    let reports = Fleet::start(launcher, jobs).await?.run().await?;
+    let running = async { Fleet::start(launcher, jobs).await?.run().await };
+    let reports = interrupt.unless(running).await?;
     let handovers = handovers(&reports);
     if handovers.is_empty() {
         bail!("no lock went from one process to the other while that waited for it");
@@ -83,7 +95,7 @@ pub async fn run(plan: Plan, launcher: &Launcher) -> Result<Outcome> {
     Ok(Outcome {
         workload: "handoff".into(),
         peer: plan.locks.peer,
-        backend: server::backend(&plan.locks.url).into(),
+        backend: server::backend(config).into(),
         processes: 2,
         rounds: handovers.len().saturating_sub(WARM_UP),
         p50_us: latency.p50_us,
@@ -123,8 +135,8 @@ impl Part {
     ///
     /// # Errors
     /// If the backend cannot be reached.
-    pub async fn prepare(plan: Plan) -> Result<Self> {
-        let contender = Contender::new(&plan.locks, 1, 1).await?;
+    pub async fn prepare(config: &Config, plan: Plan) -> Result<Self> {
+        let contender = Contender::new(config, &plan.locks, 1, 1).await?;
         Ok(Part { contender, plan })
     }
 
@@ -132,7 +144,7 @@ impl Part {
     ///
     /// # Errors
     /// If the backend fails.
-    pub async fn run(self, start: u64) -> Result<Report> {
+    pub async fn run(&self, start: u64) -> Result<Report> {
         let Part { plan, contender } = self;
         let checker = Checker::new(1, true);
         let mut report = Report::default();
@@ -146,9 +158,13 @@ impl Part {
             drop(stay);
             contender.release(0, held).await?;
         }
-        contender.close().await;
         report.intervals = checker.intervals();
         Ok(report)
+    }
+
+    /// Gives back what is still held.
+    pub async fn close(&self) {
+        self.contender.close().await;
     }
 }
 

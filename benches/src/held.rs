@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use dlock_core::{Config, Dlock, Event, Guard, State};
 use serde::{Deserialize, Serialize};
 
+use crate::interrupt::Interrupt;
 use crate::measure::rounded;
-use crate::{clock, server};
+use crate::{Wrong, clock, server};
 
 /// How many locks are asked for at the same time.
 const AT_ONCE: usize = 256;
@@ -17,8 +18,6 @@ const AT_ONCE: usize = 256;
 /// What to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where the locks are.
-    pub url: String,
     /// How many are held.
     pub locks: usize,
     /// Their ttl: each is renewed every third of it.
@@ -51,9 +50,9 @@ pub struct Outcome {
 ///
 /// # Errors
 /// If the backend cannot be reached, or not all locks are free.
-pub async fn run(plan: Plan) -> Result<Outcome> {
+pub async fn run(config: &Config, plan: Plan, interrupt: &Interrupt) -> Result<Outcome> {
     if plan.locks == 0 || plan.duration.is_zero() {
-        bail!("locks and duration must be above zero");
+        return Err(Wrong::because("locks and duration must be above zero"));
     }
     let (lost, renewed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (lost_seen, renewed_seen) = (lost.clone(), renewed.clone());
@@ -65,16 +64,27 @@ pub async fn run(plan: Plan) -> Result<Outcome> {
         };
         counter.fetch_add(1, Ordering::Relaxed);
     };
-    let config = Config::from_url(&plan.url)?;
-    let client = Dlock::builder().config(config).client_name("dlock bench").on_event(hook);
+    let client = Dlock::builder().config(config.clone()).on_event(hook);
     let dlock = client.connect().await?;
-    let mut server = match server::is_embedded(&plan.url) {
+    let outcome = interrupt.unless(hold(config, &plan, &dlock, &lost, &renewed)).await;
+    dlock.shutdown(Duration::from_secs(10)).await;
+    outcome
+}
+
+async fn hold(
+    config: &Config,
+    plan: &Plan,
+    dlock: &Dlock,
+    lost: &AtomicU64,
+    renewed: &AtomicU64,
+) -> Result<Outcome> {
+    let mut server = match server::is_embedded(config) {
         true => None,
-        false => Some(server::connect(&plan.url).await?),
+        false => Some(server::connect(config).await?),
     };
 
     let before = resident()?;
-    let guards = take(&dlock, &plan).await?;
+    let guards = take(dlock, plan).await?;
     let grown = resident()?.saturating_sub(before);
 
     renewed.store(0, Ordering::Relaxed);
@@ -98,11 +108,9 @@ pub async fn run(plan: Plan) -> Result<Outcome> {
     let renewed = renewed.load(Ordering::Relaxed);
     // A guard that was lost without anybody being told would be a lie as well.
     let gone = guards.iter().filter(|guard| guard.state() == State::Lost).count() as u64;
-    drop(guards);
-    dlock.shutdown(Duration::from_secs(10)).await;
     Ok(Outcome {
         workload: "held".into(),
-        backend: server::backend(&plan.url).into(),
+        backend: server::backend(config).into(),
         locks: plan.locks,
         ttl_ms: u64::try_from(plan.ttl.as_millis()).unwrap_or(u64::MAX),
         seconds: rounded(seconds),

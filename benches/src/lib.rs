@@ -16,11 +16,16 @@ pub mod deduct;
 pub mod fleet;
 pub mod handoff;
 pub mod held;
+pub mod interrupt;
+pub mod load;
 pub mod lock;
 pub mod measure;
+pub mod net;
 pub mod sale;
 pub mod seller;
 pub mod server;
 pub mod shelf;
+mod wrong;
 
 pub use convoy::convoy;
+pub use wrong::Wrong;

@@ -1,26 +1,24 @@
 //! Tasks that lock and release as fast as they can, or at a given rate.
 //!
-//! All tasks of all processes start at one moment. What happens before the
-//! warm-up is over is checked but not counted. In its first half every lock is held
-//! for a millisecond at least: an empty body is over too soon for two that are
-//! inside together to be seen. With a rate, each operation has
-//! the moment when it should begin, and its latency counts from then on, whether
-//! the task was free by then or not: nothing is omitted because the load itself
-//! was held up. Waits that the end of the run cuts off are not counted.
+//! In the first half of the warm-up every lock is held for a millisecond at least:
+//! an empty body is over too soon for two that are inside together to be seen. The
+//! checker looks at the warm-up too.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
+use dlock_core::Config;
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 
 use crate::checker::{self, Checker};
-use crate::clock;
 use crate::contender::{Contender, Locks, Peer};
 use crate::fleet::{Fleet, Job, Launcher, Report};
+use crate::interrupt::Interrupt;
+use crate::load::{Load, Turn, Work};
 use crate::measure::{Latency, Measured, Recorder, rounded};
-use crate::server;
+use crate::{Wrong, clock, fleet, server};
 
 /// How long a body lasts in the first half of the warm-up.
 const SEEN_WELL: Duration = Duration::from_millis(1);
@@ -30,23 +28,13 @@ const SEEN_WELL: Duration = Duration::from_millis(1);
 pub struct Plan {
     /// What is locked.
     pub locks: Locks,
-    /// How many tasks each process runs.
-    pub tasks: usize,
+    /// By how many, and for how long.
+    pub load: Load,
     /// How many keys there are. At least as many as tasks in all: each task has
     /// keys of its own. Fewer: each operation takes a random one.
     pub keys: usize,
-    /// How many processes.
-    pub processes: usize,
     /// How long each lock is held.
     pub hold: Duration,
-    /// How long the load runs before it is counted.
-    pub warmup: Duration,
-    /// How long it is counted.
-    pub duration: Duration,
-    /// How many operations a second are wanted, over all processes.
-    pub rate: Option<f64>,
-    /// The number of this process.
-    pub process: usize,
 }
 
 /// What `--json` prints.
@@ -73,41 +61,29 @@ pub struct Outcome {
 }
 
 impl Plan {
-    fn check(&self) -> Result<()> {
-        if self.tasks == 0 || self.keys == 0 || self.processes == 0 {
-            bail!("tasks, keys and processes must be 1 at least");
+    fn check(&self, config: &Config) -> Result<()> {
+        self.load.check(config)?;
+        self.locks.check()?;
+        if self.keys == 0 {
+            return Err(Wrong::because("the keys must be 1 at least"));
         }
-        if self.duration.is_zero() {
-            bail!("the duration is zero; write for example --duration 5s");
-        }
-        if self.rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
-            bail!("the rate must be above zero");
-        }
-        if server::is_embedded(&self.locks.url) {
-            if self.processes > 1 {
-                bail!("memory:// is inside one process; several need a server, such as redis://");
-            }
-            if self.locks.peer.is_some() {
-                bail!("the peers lock in Redis; give --url redis://...");
-            }
+        if server::is_embedded(config) && self.locks.peer.is_some() {
+            return Err(Wrong::because("the peers lock in Redis; give --url redis://..."));
         }
         Ok(())
     }
 
-    fn outcome(self, parts: Vec<Measured>, violations: u64) -> Outcome {
+    fn outcome(self, config: &Config, parts: Vec<Measured>, violations: u64) -> Outcome {
         let per_process = parts.iter().map(|part| part.operations).collect();
-        let mut all = Measured::default();
-        for part in parts {
-            all.add(part);
-        }
-        let seconds = self.duration.as_secs_f64();
+        let all = Measured::of(parts);
+        let seconds = self.load.duration.as_secs_f64();
         Outcome {
             workload: "lock".into(),
             peer: self.locks.peer,
-            backend: server::backend(&self.locks.url).into(),
-            tasks: self.tasks,
+            backend: server::backend(config).into(),
+            tasks: self.load.tasks,
             keys: self.keys,
-            processes: self.processes,
+            processes: self.load.processes,
             seconds,
             operations: all.operations,
             ops_per_s: rounded(all.operations as f64 / seconds),
@@ -124,23 +100,33 @@ impl Plan {
 ///
 /// # Errors
 /// If the plan makes no sense or the backend cannot be reached.
-pub async fn run(plan: Plan, launcher: &Launcher) -> Result<Outcome> {
-    plan.check()?;
-    if plan.processes == 1 {
-        let part = Part::prepare(plan.clone()).await?;
-        let checker = part.checker.clone();
-        let report = part.run(clock::now()).await;
-        return Ok(plan.outcome(vec![report.measured], checker.violations()));
+pub async fn run(
+    config: &Config,
+    plan: Plan,
+    launcher: &Launcher,
+    interrupt: &Interrupt,
+) -> Result<Outcome> {
+    plan.check(config)?;
+    if plan.load.processes == 1 {
+        let part = Part::prepare(config, plan.clone()).await?;
+        let report = interrupt.unless(async { Ok(part.run(fleet::soon()).await) }).await;
+        part.close().await;
+        return Ok(plan.outcome(config, vec![report?.measured], part.checker.violations()));
     }
-    let job = |process| Job::Lock(Plan { process, ..plan.clone() });
-    let jobs = (0..plan.processes).map(job).collect();
-    let reports = Fleet::start(launcher, jobs).await?.run().await?;
+    server::reach(config).await?;
+    let job = |process| {
+        let load = Load { process, ..plan.load.clone() };
+        Job::Lock(Plan { load, ..plan.clone() })
+    };
+    let jobs = (0..plan.load.processes).map(job).collect();
+    let running = async { Fleet::start(launcher, jobs).await?.run().await };
+    let reports = interrupt.unless(running).await?;
     let (mut parts, mut intervals) = (Vec::new(), Vec::new());
     for report in reports {
         parts.push(report.measured);
         intervals.extend(report.intervals);
     }
-    Ok(plan.outcome(parts, checker::violations(intervals)))
+    Ok(plan.outcome(config, parts, checker::violations(intervals)))
 }
 
 /// One process's part, ready to start.
@@ -156,45 +142,31 @@ impl Part {
     ///
     /// # Errors
     /// If the backend cannot be reached.
-    pub async fn prepare(plan: Plan) -> Result<Self> {
-        let contender = Contender::new(&plan.locks, plan.keys, plan.tasks).await?;
-        let checker = Arc::new(Checker::new(plan.keys, plan.processes > 1));
+    pub async fn prepare(config: &Config, plan: Plan) -> Result<Self> {
+        let contender = Contender::new(config, &plan.locks, plan.keys, plan.load.tasks).await?;
+        let checker = Arc::new(Checker::new(plan.keys, plan.load.processes > 1));
         Ok(Part { contender: Arc::new(contender), checker, plan })
     }
 
     /// Runs from `start` on.
-    pub async fn run(self, start: u64) -> Report {
+    pub async fn run(&self, start: u64) -> Report {
         let Part { plan, contender, checker } = self;
-        let counted = start + clock::nanos(plan.warmup);
-        let end = counted + clock::nanos(plan.duration);
         let recorder = Arc::new(Recorder::default());
-        let tasks = (0..plan.tasks).map(|number| Task {
-            number,
-            keys: Keys::of(&plan, number),
-            pace: Pace::of(&plan, number, start),
+        let cycle = |number| Cycle {
+            keys: Keys::of(plan, number),
             hold: plan.hold,
-            seen_well: start + clock::nanos(plan.warmup) / 2,
-            counted,
-            end,
+            seen_well: start + clock::nanos(plan.load.warmup) / 2,
             contender: contender.clone(),
             checker: checker.clone(),
-            recorder: recorder.clone(),
-        });
-        let running: Vec<_> = tasks
-            .map(|task| {
-                tokio::spawn(async move {
-                    clock::sleep_until(start).await;
-                    let left = Duration::from_nanos(end.saturating_sub(clock::now()));
-                    let _ = tokio::time::timeout(left, task.run()).await;
-                })
-            })
-            .collect();
-        for task in running {
-            let _ = task.await;
-        }
-        contender.close().await;
+        };
+        plan.load.run(start, &recorder, cycle).await;
         let (measured, intervals) = (recorder.measured(), checker.intervals());
         Report { measured, intervals, ..Report::default() }
+    }
+
+    /// Gives back what is still held.
+    pub async fn close(&self) {
+        self.contender.close().await;
     }
 }
 
@@ -207,11 +179,11 @@ enum Keys {
 
 impl Keys {
     fn of(plan: &Plan, task: usize) -> Self {
-        let all = plan.tasks * plan.processes;
+        let all = plan.load.all_tasks();
         if plan.keys < all {
             return Keys::Random { count: plan.keys };
         }
-        let first = plan.process * plan.tasks + task;
+        let first = plan.load.place(task);
         Keys::Own { first, step: all, count: (plan.keys - first).div_ceil(all), turn: 0 }
     }
 
@@ -227,76 +199,29 @@ impl Keys {
     }
 }
 
-/// When the operations of a task should begin.
-#[derive(Debug)]
-struct Pace {
-    next: u64,
-    /// Nanoseconds between two; `None`: as fast as it goes.
-    every: Option<u64>,
-}
-
-impl Pace {
-    fn of(plan: &Plan, task: usize, start: u64) -> Self {
-        let all = plan.tasks * plan.processes;
-        let every = plan.rate.map(|rate| ((all as f64 / rate) * 1e9).max(1.0) as u64);
-        // Spread out, so that the tasks do not all come at once.
-        let place = (plan.process * plan.tasks + task) as u64;
-        let next = start + every.map_or(0, |every| every / all as u64 * place);
-        Pace { next, every }
-    }
-
-    /// Waits for the next operation's moment and tells it.
-    async fn next(&mut self) -> u64 {
-        let Some(every) = self.every else { return clock::now() };
-        let due = self.next;
-        self.next += every;
-        clock::sleep_until(due).await;
-        due
-    }
-}
-
-struct Task {
-    number: usize,
+/// Locks and releases.
+struct Cycle {
     keys: Keys,
-    pace: Pace,
     hold: Duration,
     /// Until when bodies last long enough for the checker.
     seen_well: u64,
-    counted: u64,
-    end: u64,
     contender: Arc<Contender>,
     checker: Arc<Checker>,
-    recorder: Arc<Recorder>,
 }
 
-impl Task {
-    /// Locks and releases until the end, or until it is dropped in a wait.
-    async fn run(mut self) {
-        while clock::now() < self.end {
-            // A lock that is always free never lets go of the thread by itself.
-            tokio::task::consume_budget().await;
-            let due = self.pace.next().await;
-            if let Err(error) = self.cycle(due).await {
-                self.recorder.error(self.number, &error);
-                tokio::time::sleep(Duration::from_millis(10)).await; // no busy loop on a dead server
-            }
-        }
-    }
-
-    async fn cycle(&mut self, due: u64) -> Result<()> {
+impl Work for Cycle {
+    async fn once(&mut self, turn: &mut Turn) -> Result<()> {
         let key = self.keys.next();
-        let held = self.contender.acquire(key).await?;
+        let Some(held) = turn.wait(self.contender.acquire(key)).await else { return Ok(()) };
+        let held = held?;
         let stay = self.checker.enter(key, held.token());
         let given = stay.from();
+        turn.answered(given);
         let hold = if given < self.seen_well { self.hold.max(SEEN_WELL) } else { self.hold };
         if !hold.is_zero() {
-            tokio::time::sleep(hold).await;
+            let _ = turn.wait(tokio::time::sleep(hold)).await; // the end of the run ends it too
         }
         drop(stay);
-        self.contender.release(key, held).await?;
-        if given >= self.counted {
-            self.recorder.operation(self.number, given.saturating_sub(due));
-        }
-        Ok(())
+        self.contender.release(key, held).await
     }
 }

@@ -47,6 +47,22 @@ impl Recorder {
         shard.latencies.saturating_record(waited);
     }
 
+    /// This task waited so many nanoseconds for an operation that it did not complete.
+    pub fn waited(&self, task: usize, waited: u64) {
+        self.shard(task).latencies.saturating_record(waited);
+    }
+
+    /// The same of operations that were due one after the other, each `every`
+    /// nanoseconds after the one before; the first waited so long.
+    pub fn waited_every(&self, task: usize, first: u64, every: u64) {
+        let mut shard = self.shard(task);
+        let mut left = Some(first).filter(|first| *first > 0);
+        while let Some(waited) = left {
+            shard.latencies.saturating_record(waited);
+            left = waited.checked_sub(every).filter(|left| *left > 0);
+        }
+    }
+
     /// An operation of this task failed.
     pub fn error(&self, task: usize, error: &impl std::fmt::Display) {
         let mut shard = self.shard(task);
@@ -87,6 +103,15 @@ pub struct Measured {
 }
 
 impl Measured {
+    /// What several measured.
+    pub fn of(parts: Vec<Measured>) -> Self {
+        let mut all = Measured::default();
+        for part in parts {
+            all.add(part);
+        }
+        all
+    }
+
     /// Adds what somebody else measured.
     pub fn add(&mut self, other: Measured) {
         self.operations += other.operations;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::clock;
+use crate::interrupt::Interrupt;
 use crate::measure::{Latency, Measured, Recorder, rounded};
 use crate::seller::{Method, Seller, Stall};
+use crate::{Wrong, clock};
 
 /// What to play.
 #[derive(Clone, Debug)]
@@ -68,23 +69,43 @@ pub struct Progress {
 /// How often the segments are looked at.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Plays one sale.
+/// Plays one sale; what it stores is removed, also when it is told to end.
 ///
 /// # Errors
-/// If the plan makes no sense, the store fails, or its audit finds a fault.
-pub async fn play(plan: &Plan, method: Method, progress: Arc<Progress>) -> Result<Played> {
+/// If the plan makes no sense, the store fails, or its audit finds a fault;
+/// [`Interrupted`](crate::interrupt::Interrupted).
+pub async fn play(
+    plan: &Plan,
+    method: Method,
+    progress: Arc<Progress>,
+    interrupt: &Interrupt,
+) -> Result<Played> {
     let (least, most) = plan.quantity;
     if plan.buyers == 0 || least == 0 || most < least || plan.stall.at_once == 0 {
-        bail!("buyers and quantity must be 1 at least");
+        return Err(Wrong::because("buyers, quantity and at-once must be 1 at least"));
     }
     let seller = Arc::new(Seller::open(plan.stall.clone(), method).await?);
+    let played = interrupt.unless(sell_out(plan, method, &seller, progress)).await;
+    seller.after(played).await
+}
+
+async fn sell_out(
+    plan: &Plan,
+    method: Method,
+    seller: &Arc<Seller>,
+    progress: Arc<Progress>,
+) -> Result<Played> {
+    let (least, most) = plan.quantity;
     let recorder = Arc::new(Recorder::default());
-    let requests = seller.requests().await?;
+    let scripts = seller.scripts().await?;
     let start = clock::now();
     let timeline = Arc::new(Mutex::new(Vec::new()));
     // To look at the segments of a sale with ids is to read all of them.
     let looks = matches!(method, Method::SegmentedLock | Method::Inventory);
-    let looking = looks.then(|| tokio::spawn(look(seller.clone(), start, timeline.clone())));
+    let mut looking = tokio::task::JoinSet::new();
+    if looks {
+        looking.spawn(look(seller.clone(), start, timeline.clone()));
+    }
     let mut serving = tokio::task::JoinSet::new();
     for task in 0..plan.stall.at_once {
         let (seller, recorder, progress) = (seller.clone(), recorder.clone(), progress.clone());
@@ -97,9 +118,10 @@ pub async fn play(plan: &Plan, method: Method, progress: Arc<Progress>) -> Resul
                 }
                 tokio::task::consume_budget().await;
                 let asked = clock::now();
-                match seller.sell(&format!("order-{buyer}"), least + spread(buyer) % span).await {
-                    Ok(0) => {}
-                    Ok(units) => {
+                let want = least + spread(buyer) % span;
+                match seller.sell(&format!("order-{buyer}"), want, u64::MAX).await {
+                    Ok(None | Some(0)) => {}
+                    Ok(Some(units)) => {
                         let now = clock::now();
                         recorder.operation(task, now - asked);
                         progress.sold.fetch_add(units, Ordering::Relaxed);
@@ -114,20 +136,15 @@ pub async fn play(plan: &Plan, method: Method, progress: Arc<Progress>) -> Resul
     while let Some(served) = serving.join_next().await {
         served.context("a buyer was lost")?;
     }
-    if let Some(looking) = looking {
-        looking.abort();
-        let _ = looking.await; // it was ended on purpose
-    }
+    looking.shutdown().await;
     let last_sale = progress.last_sale.load(Ordering::Relaxed);
-    let requests = seller.requests().await?.saturating_sub(requests);
+    let requests = seller.scripts().await?.saturating_sub(scripts) + seller.commands();
     let segments = seller.left().await?;
     let left = segments.iter().sum::<u64>();
     let mut timeline =
         std::mem::take(&mut *timeline.lock().unwrap_or_else(PoisonError::into_inner));
     timeline.retain(|(at, _)| *at < seconds(start, last_sale));
     timeline.push((seconds(start, last_sale), segments));
-    seller.close().await?;
-
     let measured = recorder.measured();
     if let Some(error) = &measured.first_error {
         bail!("{} orders failed; the first: {error}", measured.errors);

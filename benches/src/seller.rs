@@ -6,13 +6,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use dlock_core::{Config, Dlock};
+use dlock_core::{Config, Dlock, Key};
 use dlock_segment::{Deduction, HoldState, Inventory, Reservation, SegmentedLock};
 use serde::{Deserialize, Serialize};
 
 use crate::contender::give_back;
-use crate::server;
+use crate::net::Net;
 use crate::shelf::Shelf;
+use crate::{clock, server};
 
 /// How the stock is kept from being sold twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +49,7 @@ impl Method {
 #[derive(Clone, Debug)]
 pub struct Stall {
     /// Where the stock and the locks are.
-    pub url: String,
+    pub config: Config,
     /// What the keys of this run start with.
     pub run: String,
     /// How many units there are.
@@ -64,6 +65,21 @@ pub struct Stall {
     pub at_once: usize,
 }
 
+impl Stall {
+    fn name(&self, method: Method) -> String {
+        format!("{}:{}", self.run, method.name())
+    }
+
+    /// A unit that is reserved all the time and never sold: what the store keeps of
+    /// reservations is then always there, and the net under it holds.
+    fn spare(&self, method: Method) -> u64 {
+        u64::from(self.reserves && method == Method::InventoryIdempotent)
+    }
+}
+
+/// How long operation ids are remembered: longer than a run.
+const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// One way to sell, ready.
 #[derive(Debug)]
 pub struct Seller {
@@ -75,6 +91,9 @@ pub struct Seller {
     sold_out: AtomicBool,
     /// The segments of one's own count that were seen empty.
     empty: Mutex<HashSet<usize>>,
+    /// Of the one who put the stock up.
+    #[allow(dead_code, reason = "it works for as long as it is kept")]
+    net: Option<Net>,
 }
 
 #[derive(Debug)]
@@ -90,14 +109,42 @@ impl Seller {
     /// # Errors
     /// If the store cannot be reached, or stock and segments are out of bounds.
     pub async fn open(stall: Stall, method: Method) -> Result<Self> {
+        let stock = stall.stock;
+        let mut seller = Self::at(stall, method, true).await?;
+        let keys = match &seller.way {
+            Way::Global(_, shelf) | Way::Segmented(_, shelf) => {
+                shelf.fill(stock).await?;
+                shelf.keys().to_vec()
+            }
+            Way::Inventory { sale, .. } => {
+                if seller.stall.spare(method) > 0 {
+                    let spare = sale.reserve(1).operation("spare").expires_in(RETENTION);
+                    spare.send().await?;
+                }
+                seller.keys_of_sale(method)?
+            }
+        };
+        seller.net = Some(Net::under(&seller.stall.config, keys).await?);
+        Ok(seller)
+    }
+
+    /// Sells beside the process that has put the stock up.
+    ///
+    /// # Errors
+    /// If the store cannot be reached, or there is no stock.
+    pub async fn join(stall: Stall, method: Method) -> Result<Self> {
+        Self::at(stall, method, false).await
+    }
+
+    async fn at(stall: Stall, method: Method, makes: bool) -> Result<Self> {
         if stall.stock == 0 || stall.segments == 0 {
             bail!("stock and segments must be 1 at least");
         }
-        let mut config = Config::from_url(&stall.url)?;
+        let mut config = stall.config.clone();
         config.max_waiters = config.max_waiters.max(stall.at_once + 1);
-        let dlock = Dlock::builder().config(config).client_name("dlock sale").connect().await?;
-        let run = format!("{}:{}", stall.run, method.name());
-        let shelf = |segments| Shelf::new(&stall.url, &run, stall.stock, segments);
+        let dlock = Dlock::builder().config(config).connect().await?;
+        let run = stall.name(method);
+        let shelf = |segments| Shelf::open(&stall.config, &run, stall.stock, segments);
         let way = match method {
             Method::GlobalLock => {
                 let lock = dlock.mutex(run.as_str()).wait_unlimited();
@@ -108,31 +155,54 @@ impl Seller {
                 Way::Segmented(lock.wait_unlimited(), shelf(stall.segments as usize).await?)
             }
             Method::Inventory | Method::InventoryIdempotent => {
-                let sale = Inventory::builder(&dlock, run.as_str());
-                let sale = sale.stock(stall.stock).segments(stall.segments).create().await?;
+                let sale = if makes {
+                    let sale = Inventory::builder(&dlock, run.as_str()).retention(RETENTION);
+                    sale.stock(stall.stock + stall.spare(method))
+                        .segments(stall.segments)
+                        .create()
+                        .await?
+                } else {
+                    Inventory::open(&dlock, run.as_str()).await?
+                };
                 Way::Inventory { sale, idempotent: method == Method::InventoryIdempotent }
             }
         };
         let (sold_out, empty) = (AtomicBool::new(false), Mutex::default());
-        Ok(Seller { stall, dlock, way, sold_out, empty })
+        Ok(Seller { stall, dlock, way, sold_out, empty, net: None })
     }
 
-    /// Sells up to `want` units to one order; answers how many. None: sold out.
+    /// What a sale has in a server, apart from its operation ids, which have an end.
+    fn keys_of_sale(&self, method: Method) -> Result<Vec<String>> {
+        if server::is_embedded(&self.stall.config) {
+            return Ok(Vec::new());
+        }
+        let name = self.dlock.beside().redis_name(&Key::new(self.stall.name(method))?)?;
+        Ok(["", "t", "z", "h", "x"].iter().map(|part| format!("{name}{part}")).collect())
+    }
+
+    /// Sells up to `want` units to one order; answers how many. Zero: sold out.
+    /// `None`: its turn did not come until `end`.
     ///
     /// # Errors
     /// If the store fails.
-    pub async fn sell(&self, order: &str, want: u64) -> Result<u64> {
+    pub async fn sell(&self, order: &str, want: u64, end: u64) -> Result<Option<u64>> {
         if self.sold_out.load(Ordering::Relaxed) {
-            return Ok(0);
+            return Ok(Some(0));
         }
         let sold = match &self.way {
             Way::Global(lock, shelf) => {
-                let guard = lock.lock().await?;
+                let Some(guard) = clock::before(end, lock.lock()).await else { return Ok(None) };
+                let guard = guard?;
                 let sold = shelf.take(0, want, self.stall.think).await?;
                 give_back(guard).await?;
                 sold
             }
-            Way::Segmented(lock, shelf) => self.sell_from_segments(lock, shelf, want).await?,
+            Way::Segmented(lock, shelf) => {
+                match self.sell_from_segments(lock, shelf, want, end).await? {
+                    Some(sold) => sold,
+                    None => return Ok(None),
+                }
+            }
             Way::Inventory { sale, idempotent } => {
                 self.sell_from_inventory(sale, *idempotent, order, want).await?
             }
@@ -140,7 +210,7 @@ impl Seller {
         if sold == 0 {
             self.sold_out.store(true, Ordering::Relaxed);
         }
-        Ok(sold)
+        Ok(Some(sold))
     }
 
     /// Goes on from segment to segment until the order is complete.
@@ -149,10 +219,15 @@ impl Seller {
         lock: &SegmentedLock,
         shelf: &Shelf,
         want: u64,
-    ) -> Result<u64> {
+        end: u64,
+    ) -> Result<Option<u64>> {
         let mut sold = 0;
         let mut segments = lock.pick();
-        while let Some((segment, guard)) = segments.next().await? {
+        loop {
+            let Some(next) = clock::before(end, segments.next()).await else {
+                return Ok(Some(sold).filter(|sold| *sold > 0));
+            };
+            let Some((segment, guard)) = next? else { break };
             sold += shelf.take(segment.index(), want - sold, self.stall.think).await?;
             give_back(guard).await?;
             if sold == want || self.is_empty_now(segment.index()) {
@@ -160,7 +235,7 @@ impl Seller {
             }
             segments.dry();
         }
-        Ok(sold)
+        Ok(Some(sold))
     }
 
     /// Remembers that a segment is empty; whether all of them are.
@@ -245,22 +320,24 @@ impl Seller {
         }
     }
 
-    /// How many requests a server has had so far for these sales: calls of scripts,
-    /// renewals included, and commands on the shelf. Zero without a server.
+    /// How many scripts a server has run so far for these sales, renewals included,
+    /// and for anybody else. Zero without a server.
     ///
     /// # Errors
     /// If the server does not answer.
-    pub async fn requests(&self) -> Result<u64> {
-        if server::is_embedded(&self.stall.url) {
+    pub async fn scripts(&self) -> Result<u64> {
+        if server::is_embedded(&self.stall.config) {
             return Ok(0);
         }
-        let mut connection = server::connect(&self.stall.url).await?;
-        let scripts = server::scripts(&mut connection).await?;
-        Ok(scripts
-            + match &self.way {
-                Way::Global(_, shelf) | Way::Segmented(_, shelf) => shelf.commands(),
-                Way::Inventory { .. } => 0,
-            })
+        server::scripts(&mut server::connect(&self.stall.config).await?).await
+    }
+
+    /// How many commands of its own this seller has sent to a server.
+    pub fn commands(&self) -> u64 {
+        match &self.way {
+            Way::Global(_, shelf) | Way::Segmented(_, shelf) => shelf.commands(),
+            Way::Inventory { .. } => 0,
+        }
     }
 
     /// Leaves nothing behind.
@@ -268,14 +345,29 @@ impl Seller {
     /// # Errors
     /// If the store fails.
     pub async fn close(&self) -> Result<()> {
-        match &self.way {
-            Way::Global(_, shelf) | Way::Segmented(_, shelf) => shelf.remove().await?,
-            Way::Inventory { sale, .. } => {
-                sale.remove().await.context("the sale could not be removed")?;
-            }
+        let removed = match &self.way {
+            Way::Global(_, shelf) | Way::Segmented(_, shelf) => shelf.remove().await,
+            Way::Inventory { sale, .. } => sale.remove().await.map(drop).map_err(Into::into),
+        };
+        self.leave().await;
+        removed.context("what was for sale could not be removed; it ends by itself")
+    }
+
+    /// Leaves nothing behind, whatever came of the sale, and tells that.
+    ///
+    /// # Errors
+    /// Those of the sale, or if the store fails.
+    pub async fn after<T>(&self, sale: Result<T>) -> Result<T> {
+        match (sale, self.close().await) {
+            (Ok(sale), closed) => closed.map(|()| sale),
+            (Err(error), Ok(())) => Err(error),
+            (Err(error), Err(left)) => Err(error.context(format!("{left:#}"))),
         }
+    }
+
+    /// Leaves what was put up to whom it belongs.
+    pub async fn leave(&self) {
         self.dlock.shutdown(Duration::from_secs(2)).await;
-        Ok(())
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Result, anyhow};
+use dlock_core::{Config, Dlock, Key};
+use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client};
 
 /// The part of a URL that names the backend.
-pub fn backend(url: &str) -> &str {
+pub fn backend(config: &Config) -> &str {
+    let url = config.url.as_str();
     match url.split_once("://").map_or(url, |(scheme, _)| scheme) {
         "redis" | "rediss" | "redis+unix" => "redis",
         other => other,
@@ -15,35 +17,44 @@ pub fn backend(url: &str) -> &str {
 }
 
 /// Whether the locks are kept in this process.
-pub fn is_embedded(url: &str) -> bool {
-    backend(url) == "memory"
+pub fn is_embedded(config: &Config) -> bool {
+    backend(config) == "memory"
 }
 
-/// A client of the driver crate, without the options that are dlock's.
+/// Whether dlock itself can use the server: its errors say what to do.
 ///
 /// # Errors
-/// If the URL is none of Redis.
-pub fn client(url: &str) -> Result<Client> {
-    if backend(url) != "redis" {
-        anyhow::bail!("this needs redis://..., not {}://", backend(url));
-    }
-    let plain = url.split('?').next().unwrap_or(url);
-    Client::open(plain).context("the URL cannot be used")
+/// If it cannot.
+pub async fn reach(config: &Config) -> Result<()> {
+    let dlock = Dlock::builder().config(config.clone()).connect().await?;
+    dlock.shutdown(Duration::ZERO).await;
+    Ok(())
 }
 
-/// One multiplexed connection that waits for its answers.
+/// One multiplexed connection that waits for its answers, with the credentials that
+/// dlock has.
 ///
 /// # Errors
 /// If the server cannot be reached.
-pub async fn connect(url: &str) -> Result<MultiplexedConnection> {
+pub async fn connect(config: &Config) -> Result<MultiplexedConnection> {
     let waits = AsyncConnectionConfig::new()
         .set_response_timeout(Some(Duration::from_secs(10)))
         .set_connection_timeout(Some(Duration::from_secs(2)));
-    let client = client(url)?;
+    let client = config.redis_client().await?;
     let connecting = client.get_multiplexed_async_connection_with_config(&waits);
     connecting
         .await
         .map_err(|error| anyhow!("the server cannot be reached; is it running? ({error})"))
+}
+
+/// Names for things of one's own, `run:0`, `run:1` and so on, inside the namespace.
+///
+/// # Errors
+/// If they are too long, or the backend is not Redis.
+pub fn names(config: &Config, run: &str, count: usize) -> Result<Vec<String>> {
+    let beside = Dlock::builder().config(config.clone()).connect_lazy()?.beside();
+    let name = |number| Ok(beside.redis_name(&Key::new(format!("{run}:{number}"))?)?);
+    (0..count).map(name).collect()
 }
 
 /// What the server has done so far.
@@ -86,6 +97,8 @@ pub async fn scripts(connection: &mut MultiplexedConnection) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use dlock_core::Config;
+
     #[test]
     fn the_backend_of_a_url() {
         for (url, name) in [
@@ -93,11 +106,15 @@ mod tests {
             ("redis://u:p@h:1/2?ttl=1s", "redis"),
             ("rediss://h", "redis"),
             ("redis+unix:///run/redis.sock", "redis"),
-            ("nonsense", "nonsense"),
         ] {
-            assert_eq!(super::backend(url), name);
+            assert_eq!(super::backend(&Config::from_url(url).unwrap()), name);
         }
-        assert!(super::client("memory://").is_err());
-        assert!(super::client("redis://localhost/0?ttl=5s").is_ok());
+    }
+
+    #[test]
+    fn names_are_inside_the_namespace() {
+        let config = Config::from_url("redis://localhost?namespace=shop").unwrap();
+        let names = super::names(&config, "run", 2).unwrap();
+        assert_eq!(names, ["dlock:1:{shop:run:0}:i", "dlock:1:{shop:run:1}:i"]);
     }
 }

@@ -5,9 +5,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use dlock_core::Config;
 use redis::aio::MultiplexedConnection;
 
+use crate::net::NET;
 use crate::server;
 
 /// Numbers in the same store as the locks.
@@ -31,6 +33,9 @@ impl std::fmt::Debug for Place {
     }
 }
 
+/// What somebody else did to it.
+const GONE: &str = "the count is gone from the server; was it flushed?";
+
 /// `stock` in so many parts, the first ones with one more if it does not divide.
 pub fn parts(stock: u64, segments: usize) -> Vec<u64> {
     let (each, rest) = (stock / segments as u64, stock % segments as u64);
@@ -38,25 +43,40 @@ pub fn parts(stock: u64, segments: usize) -> Vec<u64> {
 }
 
 impl Shelf {
-    /// A shelf with `stock` units in so many segments.
+    /// A shelf of so many segments, which somebody has put `stock` units on.
     ///
     /// # Errors
     /// If the store cannot be reached.
-    pub async fn new(url: &str, run: &str, stock: u64, segments: usize) -> Result<Self> {
-        let parts = parts(stock, segments);
-        let place = if server::is_embedded(url) {
-            Place::Memory(parts.into_iter().map(AtomicU64::new).collect())
+    pub async fn open(config: &Config, run: &str, stock: u64, segments: usize) -> Result<Self> {
+        let place = if server::is_embedded(config) {
+            Place::Memory(parts(stock, segments).into_iter().map(AtomicU64::new).collect())
         } else {
-            let mut connection = server::connect(url).await?;
-            let keys: Vec<String> =
-                (0..segments).map(|segment| format!("{run}:shelf:{segment}")).collect();
-            for (key, part) in keys.iter().zip(parts) {
-                let mut set = redis::cmd("SET");
-                let _: () = set.arg(key).arg(part).query_async(&mut connection).await?;
-            }
+            let connection = server::connect(config).await?;
+            let keys = server::names(config, &format!("{run}:shelf"), segments)?;
             Place::Redis { connection, keys }
         };
         Ok(Shelf { place, commands: AtomicU64::new(0) })
+    }
+
+    /// Puts the stock on it.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn fill(&self, stock: u64) -> Result<()> {
+        let Place::Redis { connection, keys } = &self.place else { return Ok(()) };
+        let mut sets = redis::pipe();
+        for (key, part) in keys.iter().zip(parts(stock, keys.len())) {
+            sets.cmd("SET").arg(key).arg(part).arg("PX").arg(NET.as_millis() as u64).ignore();
+        }
+        Ok(sets.exec_async(&mut connection.clone()).await?)
+    }
+
+    /// What it is called in a server.
+    pub fn keys(&self) -> &[String] {
+        match &self.place {
+            Place::Memory(_) => &[],
+            Place::Redis { keys, .. } => keys,
+        }
     }
 
     /// Takes up to `want` units of a segment, which the caller must have locked.
@@ -81,7 +101,9 @@ impl Shelf {
             Place::Redis { connection, keys } => {
                 self.commands.fetch_add(1, Ordering::Relaxed);
                 let mut get = redis::cmd("GET");
-                Ok(get.arg(&keys[segment]).query_async(&mut connection.clone()).await?)
+                let left: Option<u64> =
+                    get.arg(&keys[segment]).query_async(&mut connection.clone()).await?;
+                left.context(GONE)
             }
         }
     }
@@ -92,7 +114,9 @@ impl Shelf {
             Place::Redis { connection, keys } => {
                 self.commands.fetch_add(1, Ordering::Relaxed);
                 let mut set = redis::cmd("SET");
-                set.arg(&keys[segment]).arg(left).exec_async(&mut connection.clone()).await?;
+                // Not there any more: a run that was ended writes nothing after it was removed.
+                set.arg(&keys[segment]).arg(left).arg("XX").arg("KEEPTTL");
+                set.exec_async(&mut connection.clone()).await?;
             }
         }
         Ok(())
@@ -108,8 +132,12 @@ impl Shelf {
                 Ok(parts.iter().map(|part| part.load(Ordering::Acquire)).collect())
             }
             Place::Redis { connection, keys } => {
-                let mut get = redis::cmd("MGET");
-                Ok(get.arg(keys).query_async(&mut connection.clone()).await?)
+                let mut gets = redis::pipe(); // the least rights of a user have no MGET
+                for key in keys {
+                    gets.get(key);
+                }
+                let left: Vec<Option<u64>> = gets.query_async(&mut connection.clone()).await?;
+                left.into_iter().collect::<Option<_>>().context(GONE)
             }
         }
     }
@@ -138,7 +166,7 @@ mod tests {
     #[tokio::test]
     async fn without_a_lock_units_are_sold_twice() {
         assert_eq!(parts(10, 3), [4, 3, 3]);
-        let shelf = Shelf::new("memory://", "test", 10, 1).await.unwrap();
+        let shelf = Shelf::open(&Config::default(), "test", 10, 1).await.unwrap();
         let think = Duration::from_millis(5);
         let (one, other) = tokio::join!(shelf.take(0, 3, think), shelf.take(0, 3, think));
         let sold = one.unwrap() + other.unwrap();

@@ -5,8 +5,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use benches::contender::{Locks, Peer};
 use benches::fleet::Launcher;
+use benches::interrupt::Interrupt;
+use benches::load::Load;
 use benches::seller::Method;
 use benches::{deduct, fleet, handoff, held, lock};
+use clap::builder::TypedValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
@@ -21,6 +24,7 @@ Examples:
   dlock bench lock --url redis://localhost --tasks 16 --processes 8
   dlock bench handoff --url redis://localhost
   dlock bench deduct --url redis://localhost --tasks 1000 --mode inventory
+  dlock bench deduct --url redis://localhost --processes 4 --rate 5000
   dlock bench held --url redis://localhost --locks 100000 --json")]
 pub(crate) struct Bench {
     #[command(subcommand)]
@@ -42,6 +46,12 @@ enum Workload {
     Worker,
 }
 
+/// From 1 up to so many.
+pub(crate) fn up_to(most: usize) -> impl TypedValueParser<Value = usize> {
+    let number = clap::value_parser!(u64).range(1..=most as u64);
+    number.map(|number| usize::try_from(number).unwrap_or(usize::MAX))
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PeerName {
     /// The crate rslock
@@ -59,32 +69,46 @@ impl From<PeerName> for Peer {
     }
 }
 
+/// By how many, and for how long.
 #[derive(Debug, Args)]
-struct LockArguments {
+struct LoadArguments {
     /// Tasks in each process
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 50, value_parser = up_to(1_000_000))]
     tasks: usize,
-    /// Keys; with as many keys as tasks in all, each task has its own
-    #[arg(long, default_value_t = 1)]
-    keys: usize,
     /// Processes
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = up_to(256))]
     processes: usize,
-    /// How long each lock is held
-    #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
-    hold: Duration,
     /// How long the load is measured
     #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
     duration: Duration,
     /// How long it runs before that
     #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
     warmup: Duration,
-    /// Ttl of the locks
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
-    ttl: Duration,
     /// Operations wanted each second, over all processes; latency then counts from when each was due
     #[arg(long)]
     rate: Option<f64>,
+}
+
+impl From<LoadArguments> for Load {
+    fn from(it: LoadArguments) -> Self {
+        let LoadArguments { tasks, processes, duration, warmup, rate } = it;
+        Load { tasks, processes, warmup, duration, rate, process: 0 }
+    }
+}
+
+#[derive(Debug, Args)]
+struct LockArguments {
+    #[command(flatten)]
+    load: LoadArguments,
+    /// Keys; with as many keys as tasks in all, each task has its own
+    #[arg(long, default_value_t = 1, value_parser = up_to(10_000_000))]
+    keys: usize,
+    /// How long each lock is held
+    #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
+    hold: Duration,
+    /// Ttl of the locks [default: as configured, 30s]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    ttl: Option<Duration>,
     /// Measure another way to lock instead of dlock
     #[arg(long)]
     peer: Option<PeerName>,
@@ -93,11 +117,11 @@ struct LockArguments {
 #[derive(Debug, Args)]
 struct HandoffArguments {
     /// Hand-overs to measure
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 300, value_parser = up_to(10_000_000))]
     rounds: usize,
-    /// Ttl of the lock
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
-    ttl: Duration,
+    /// Ttl of the lock [default: as configured, 30s]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    ttl: Option<Duration>,
     /// Measure another way to lock instead of dlock
     #[arg(long)]
     peer: Option<PeerName>,
@@ -105,18 +129,11 @@ struct HandoffArguments {
 
 #[derive(Debug, Args)]
 struct DeductArguments {
-    /// Tasks
-    #[arg(long, default_value_t = 50)]
-    tasks: usize,
+    #[command(flatten)]
+    load: LoadArguments,
     /// Segments of the stock
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     segments: u32,
-    /// How long the load is measured
-    #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
-    duration: Duration,
-    /// How long it runs before that
-    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
-    warmup: Duration,
     /// How long a locked body takes
     #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
     hold: Duration,
@@ -151,11 +168,11 @@ impl From<ModeName> for Method {
 #[derive(Debug, Args)]
 struct HeldArguments {
     /// How many locks are held
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 1_000, value_parser = up_to(10_000_000))]
     locks: usize,
-    /// Their ttl
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
-    ttl: Duration,
+    /// Their ttl [default: as configured, 30s]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    ttl: Option<Duration>,
     /// How long they are held
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     duration: Duration,
@@ -163,56 +180,56 @@ struct HeldArguments {
 
 impl Bench {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
-        let (url, run) =
-            (common.url_or_embedded(), format!("bench-{:016x}", rand::random::<u64>()));
+        let config = common.config_of_load()?;
+        if let Workload::Worker = self.workload {
+            return fleet::work(&config).await;
+        }
+        let (interrupt, launcher) = (Interrupt::listen()?, launcher(common)?);
+        let run = format!("bench-{:016x}", rand::random::<u64>());
         match self.workload {
-            Workload::Worker => fleet::work().await,
-            Workload::Lock(it) => {
-                let plan = lock::Plan {
-                    locks: Locks { url, run, peer: it.peer.map(Peer::from), ttl: it.ttl },
-                    tasks: it.tasks,
-                    keys: it.keys,
-                    processes: it.processes,
-                    hold: it.hold,
-                    warmup: it.warmup,
-                    duration: it.duration,
-                    rate: it.rate,
-                    process: 0,
-                };
-                show(common, &lock::run(plan, &launcher()?).await?)
+            Workload::Worker => Ok(()),
+            Workload::Lock(LockArguments { load, keys, hold, ttl, peer }) => {
+                let ttl = ttl.unwrap_or(config.ttl);
+                let locks = Locks { run, peer: peer.map(Peer::from), ttl };
+                let plan = lock::Plan { locks, load: load.into(), keys, hold };
+                show(common, &lock::run(&config, plan, &launcher, &interrupt).await?)
             }
-            Workload::Handoff(it) => {
-                let peer = it.peer.map(Peer::from);
-                let locks = Locks { url, run, peer, ttl: it.ttl };
-                let plan = handoff::Plan { locks, rounds: it.rounds };
-                show(common, &handoff::run(plan, &launcher()?).await?)
+            Workload::Handoff(HandoffArguments { rounds, ttl, peer }) => {
+                let ttl = ttl.unwrap_or(config.ttl);
+                let locks = Locks { run, peer: peer.map(Peer::from), ttl };
+                let plan = handoff::Plan { locks, rounds };
+                show(common, &handoff::run(&config, plan, &launcher, &interrupt).await?)
             }
-            Workload::Deduct(it) => {
-                let DeductArguments { tasks, segments, duration, warmup, hold, mode } = it;
-                let mode = mode.into();
-                let plan = deduct::Plan { url, run, mode, tasks, segments, hold, warmup, duration };
-                show(common, &deduct::run(plan).await?)
+            Workload::Deduct(DeductArguments { load, segments, hold, mode }) => {
+                let (mode, load) = (mode.into(), load.into());
+                let plan = deduct::Plan { mode, load, segments, hold, run };
+                show(common, &deduct::run(&config, plan, &launcher, &interrupt).await?)
             }
-            Workload::Held(it) => {
-                let HeldArguments { locks, ttl, duration } = it;
-                show(common, &held::run(held::Plan { url, run, locks, ttl, duration }).await?)
+            Workload::Held(HeldArguments { locks, ttl, duration }) => {
+                let ttl = ttl.unwrap_or(config.ttl);
+                let plan = held::Plan { locks, ttl, duration, run };
+                show(common, &held::run(&config, plan, &interrupt).await?)
             }
         }
     }
 }
 
-/// How this program is started again as a part of a bench.
-fn launcher() -> Result<Launcher> {
+/// How this program is started again as a part of a bench, on the same backend.
+pub(crate) fn launcher(common: &Common) -> Result<Launcher> {
     let program = std::env::current_exe().context("this program cannot be found again")?;
-    Ok(Launcher { program, arguments: vec!["bench".into(), "worker".into()] })
+    let given = [("DLOCK_URL", &common.url), ("DLOCK_NAMESPACE", &common.namespace)];
+    let environment = given
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.into(), value.as_ref()?.into())))
+        .collect();
+    Ok(Launcher { program, arguments: vec!["bench".into(), "worker".into()], environment })
 }
 
 fn show(common: &Common, outcome: &impl Serialize) -> Result<()> {
     if common.json {
         return output::print_json(outcome);
     }
-    let serde_json::Value::Object(fields) = serde_json::to_value(outcome)? else { return Ok(()) };
-    for (name, value) in fields {
+    for (name, value) in output::fields(outcome)? {
         let shown = match value.as_f64().filter(|_| name.ends_with("_us")) {
             Some(micros) => output::latency(micros),
             None => value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned),

@@ -34,11 +34,11 @@ struct Broken<'a> {
 
 impl Break {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
-        let dlock = common.connect().await?;
         let key = Key::new(&self.key)?;
+        let dlock = common.connect().await?;
         if !self.yes {
             let holders = dlock.inspect(&key).await?.holders;
-            if !std::io::stdin().is_terminal() {
+            if !holders.is_empty() && !std::io::stdin().is_terminal() {
                 bail!(
                     "`{}` has {} holders; give --yes to break it without being asked",
                     self.key,
@@ -48,11 +48,7 @@ impl Break {
             for it in &holders {
                 output::warn(format!("`{}` is held by {}", self.key, it.holder));
             }
-            if holders.is_empty() {
-                output::print(format!("nobody holds `{}`", self.key));
-                return Ok(0);
-            }
-            if !confirmed()? {
+            if !holders.is_empty() && !confirmed()? {
                 output::warn("nothing was done");
                 return Ok(1);
             }

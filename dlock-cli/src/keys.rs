@@ -197,8 +197,8 @@ impl Ls {
 
 impl Show {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
-        let dlock = common.connect().await?;
         let key = Key::new(&self.key)?;
+        let dlock = common.connect().await?;
         let seen = Seen::new(&key, dlock.inspect(&key).await?);
         if common.json {
             return output::print_json(&seen);

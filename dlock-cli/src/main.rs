@@ -15,9 +15,11 @@ mod status;
 mod stock;
 mod watch;
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use dlock_core::{Config, Dlock};
 
@@ -77,28 +79,29 @@ enum Command {
 }
 
 impl Common {
-    /// The URL for loads, which may as well run inside this process.
-    fn url_or_embedded(&self) -> String {
-        let url = self.url.as_deref().unwrap_or("memory://");
-        match &self.namespace {
-            Some(namespace) => {
-                let and = if url.contains('?') { '&' } else { '?' };
-                format!("{url}{and}namespace={namespace}")
-            }
-            None => url.to_owned(),
-        }
-    }
-
-    /// The configuration: the environment, then the command line.
+    /// The configuration: the environment, and over it the command line.
     fn config(&self) -> Result<Config> {
         let Some(url) = &self.url else {
-            bail!("where are the locks? give --url redis://host:port, or set DLOCK_URL");
+            return Err(benches::Wrong::because(
+                "where are the locks? give --url redis://host:port, or set DLOCK_URL",
+            ));
         };
-        let mut config = Config::from_env("DLOCK_")?;
-        config.set("url", url)?;
-        if let Some(namespace) = &self.namespace {
-            config.set("namespace", namespace)?;
-        }
+        Config::from_url(url)?; // its faults are not those of a variable
+        let given = [("DLOCK_URL", Some(url)), ("DLOCK_NAMESPACE", self.namespace.as_ref())];
+        let given = given.into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
+        let text = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        };
+        let mut vars: BTreeMap<String, String> = std::env::vars_os().filter_map(text).collect();
+        vars.extend(given.map(|(name, value)| (name.to_owned(), value)));
+        Ok(Config::from_vars("DLOCK_", vars)?)
+    }
+
+    /// The same for loads, which may as well run inside this process.
+    fn config_of_load(&self) -> Result<Config> {
+        let url = self.url.clone().unwrap_or_else(|| "memory://".into());
+        let mut config = Common { url: Some(url), ..self.clone() }.config()?;
+        config.client_name.get_or_insert_with(|| "dlock load".into());
         Ok(config)
     }
 
@@ -122,7 +125,9 @@ impl Command {
             Command::Bench(bench) => bench.run(common).await.map(|()| 0),
             Command::Completions { shell } => {
                 let mut command = Arguments::command();
-                clap_complete::generate(shell, &mut command, "dlock", &mut std::io::stdout());
+                let mut text = Vec::new();
+                clap_complete::generate(shell, &mut command, "dlock", &mut text);
+                output::print_bytes(&text);
                 Ok(0)
             }
         }
@@ -132,7 +137,11 @@ impl Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let Arguments { common, command } = Arguments::parse();
-    match command.run(&common).await {
+    let done = command.run(&common).await.and_then(|status| match output::lost_output() {
+        Some(error) => Err(anyhow::Error::new(error).context("the output cannot be written")),
+        None => Ok(status),
+    });
+    match done {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             output::warn(format!("{error:#}"));

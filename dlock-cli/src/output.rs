@@ -2,12 +2,14 @@
 //! for the others.
 
 use std::io::Write as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use anyhow::Result;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
+use serde::de::{MapAccess, Visitor};
 
 /// For headings.
 pub(crate) const BOLD: Style = Style::new().bold();
@@ -24,9 +26,33 @@ pub(crate) fn styled(style: Style, text: impl std::fmt::Display) -> String {
 }
 
 /// A line on standard output, in colours only for a terminal without `NO_COLOR`.
-/// A reader that has gone away is no fault.
 pub(crate) fn print(line: impl std::fmt::Display) {
-    let _ = writeln!(anstream::stdout(), "{line}");
+    print_bytes(format!("{line}\n").as_bytes());
+}
+
+/// The same of a text that has its own line ends.
+pub(crate) fn print_bytes(text: &[u8]) {
+    let mut output = anstream::stdout();
+    if let Err(error) = output.write_all(text).and_then(|()| output.flush()) {
+        let mut fault = fault();
+        fault.get_or_insert(error);
+    }
+}
+
+/// Why nothing more can be printed.
+fn fault() -> MutexGuard<'static, Option<std::io::Error>> {
+    static FAULT: Mutex<Option<std::io::Error>> = Mutex::new(None);
+    FAULT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether nobody reads any more, so that there is no use in going on.
+pub(crate) fn is_over() -> bool {
+    fault().is_some()
+}
+
+/// What kept the output from being written; a reader that has gone away is no fault.
+pub(crate) fn lost_output() -> Option<std::io::Error> {
+    fault().take().filter(|error| error.kind() != std::io::ErrorKind::BrokenPipe)
 }
 
 /// A line on standard error.
@@ -38,6 +64,38 @@ pub(crate) fn warn(line: impl std::fmt::Display) {
 pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     print(serde_json::to_string(value)?);
     Ok(())
+}
+
+/// The fields of what `--json` prints, in their order.
+pub(crate) fn fields(value: &impl Serialize) -> Result<Vec<(String, serde_json::Value)>> {
+    struct Fields(Vec<(String, serde_json::Value)>);
+
+    impl<'de> serde::Deserialize<'de> for Fields {
+        fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            from.deserialize_map(InOrder)
+        }
+    }
+
+    struct InOrder;
+
+    impl<'de> Visitor<'de> for InOrder {
+        type Value = Fields;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+            let mut fields = Vec::new();
+            while let Some(field) = map.next_entry()? {
+                fields.push(field);
+            }
+            Ok(Fields(fields))
+        }
+    }
+
+    let Fields(fields) = serde_json::from_str(&serde_json::to_string(value)?)?;
+    Ok(fields)
 }
 
 /// A table without frames; the columns named in `numbers` stand right.

@@ -40,7 +40,7 @@ pub(crate) fn page(plan: &Plan, played: &[Played], curve: &[(u32, f64)]) -> Resu
         .map(|(title, svg)| format!("<figure><figcaption>{title}</figcaption>{svg}</figure>\n"))
         .collect();
     let stall = &plan.stall;
-    let backend = benches::server::backend(&stall.url);
+    let backend = benches::server::backend(&stall.config);
     let about = format!(
         "{} units in {} segments, {} buyers who want {} to {} each, {} at the same time, {} to think about an order, on {backend}",
         grouped(stall.stock),

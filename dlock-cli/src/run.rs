@@ -5,6 +5,11 @@
 //! lock is renewed; when the lock is lost the program is told to end (SIGTERM) and
 //! made to end (SIGKILL) after a while, or, with `--on-lost warn`, goes on. When
 //! it has ended the lock is given back, or stays taken until `--hold-at-least`.
+//!
+//! What the program starts is meant too: the program leads a process group of its own
+//! and the group is signalled. With a terminal it stays in the group of this process,
+//! as a command of a shell would: the terminal's Ctrl-C and Ctrl-Z reach it by
+//! themselves, and a group in the background could not read from the terminal.
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
@@ -13,9 +18,10 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use benches::interrupt::is_ignored;
 use clap::{Args, ValueEnum};
-use dlock_core::{Dlock, ErrorKind, Guard, Key, Released};
-use rustix::process::{Pid, Signal, kill_process};
+use dlock_core::{Dlock, ErrorKind, Guard, Key, MAX_TTL, Released};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -27,8 +33,12 @@ use crate::{Common, output, status};
 #[command(after_help = "\
 The program finds the key in DLOCK_KEY and the fencing token in DLOCK_TOKEN: send
 the token along with every write, so that the receiver can refuse an older one.
-Signals are passed on to it. Should dlock itself be killed by SIGKILL, the program
-goes on without the lock once its ttl is over; the token tells.
+Signals are passed on to it. Without a terminal (cron, systemd, a container) the
+program has a process group of its own, and what it has started is signalled with it,
+also when the lock is lost; started from a terminal only the program itself is. The
+lock is given back when the program ends, whatever it leaves running. Should dlock
+itself be killed by SIGKILL, the program goes on without the lock once its ttl is
+over; the token tells.
 
 Exit status: the program's own; 75 when somebody else holds the lock, 76 when the
 lock was lost while the program ran (not with --on-lost warn), 69 when the backend
@@ -86,17 +96,21 @@ fn wait(text: &str) -> Result<Wait, humantime::DurationError> {
 
 impl Run {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
+        let key = Key::new(&self.key)?;
+        if self.hold_at_least.is_some_and(|least| least > MAX_TTL) {
+            return Err(benches::Wrong::because("--hold-at-least takes a day (24h) at most"));
+        }
         let mut signals = Signals::new()?;
         let dlock = common.connect().await?;
         if dlock.capabilities().name == "memory" {
             output::warn("memory:// is inside this process: nobody else will see this lock");
         }
         let taken = tokio::select! {
-            taken = self.take(&dlock) => taken,
+            taken = self.take(&dlock, key) => taken,
             signal = signals.next() => {
                 output::warn(format!("ended by signal {} before the lock was taken", signal.as_raw()));
                 dlock.shutdown(Duration::ZERO).await;
-                return Ok(ended_by(signal.as_raw()));
+                return Ok(status::ended_by(signal.as_raw()));
             }
         };
         let guard = match taken {
@@ -126,8 +140,8 @@ impl Run {
         Ok(status)
     }
 
-    async fn take(&self, dlock: &Dlock) -> dlock_core::Result<Guard> {
-        let mut lock = dlock.mutex(Key::new(&self.key)?);
+    async fn take(&self, dlock: &Dlock, key: Key) -> dlock_core::Result<Guard> {
+        let mut lock = dlock.mutex(key);
         if let Some(program) = self.command.first() {
             lock = lock.tag("command", shown(program));
         }
@@ -145,13 +159,13 @@ impl Run {
     /// Runs the program; answers with what to end.
     async fn under(&self, guard: &Guard, signals: &mut Signals) -> u8 {
         let Some((program, arguments)) = self.command.split_first() else { return 2 };
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(arguments)
             .env("DLOCK_KEY", &self.key)
-            .env("DLOCK_TOKEN", guard.token().to_string())
-            .spawn();
-        let mut child = match child {
-            Ok(child) => child,
+            .env("DLOCK_TOKEN", guard.token().to_string());
+        let mut started = match Program::start(command) {
+            Ok(started) => started,
             Err(error) => {
                 output::warn(format!("cannot run {}: {error}", shown(program)));
                 return match error.kind() {
@@ -163,15 +177,15 @@ impl Run {
         let mut lost = false;
         loop {
             tokio::select! {
-                ended = child.wait() => return ended.map_or(1, of_child),
+                ended = started.child.wait() => return ended.map_or(1, of_child),
                 signal = signals.next() => if !signals.is_with_the_program(signal) {
-                    send(&child, signal);
+                    started.send(signal);
                 },
                 reason = guard.lost(), if !lost => {
                     lost = true;
                     output::warn(format!("`{}` was lost: {reason}", self.key));
                     if self.on_lost == OnLost::Kill {
-                        self.end(&mut child).await;
+                        self.end(&mut started).await;
                         return status::LOST;
                     }
                 }
@@ -180,14 +194,15 @@ impl Run {
     }
 
     /// Makes the program end.
-    async fn end(&self, child: &mut Child) {
-        send(child, Signal::TERM);
-        if tokio::time::timeout(self.kill_after, child.wait()).await.is_err() {
+    async fn end(&self, program: &mut Program) {
+        program.send(Signal::TERM);
+        if tokio::time::timeout(self.kill_after, program.ended()).await.is_err() {
             output::warn(format!(
                 "it did not end within {}, so it is killed",
                 output::short(self.kill_after)
             ));
-            let _ = child.kill().await;
+            program.send(Signal::KILL);
+            let _ = program.child.wait().await; // nothing outlives SIGKILL
         }
     }
 
@@ -204,24 +219,56 @@ fn shown(program: &OsString) -> String {
     text.chars().take(60).collect()
 }
 
-fn send(child: &Child, signal: Signal) {
-    let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    if let Some(pid) = pid {
-        let _ = kill_process(pid, signal); // it may have ended meanwhile
+/// The program as it runs.
+struct Program {
+    child: Child,
+    /// The group that it leads.
+    group: Option<Pid>,
+}
+
+/// How often it is looked whether a group has ended.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl Program {
+    fn start(mut command: Command) -> std::io::Result<Self> {
+        let has_terminal = std::fs::File::open("/dev/tty").is_ok();
+        if !has_terminal {
+            command.process_group(0);
+        }
+        let child = command.spawn()?;
+        let group = if has_terminal { None } else { pid(&child) };
+        Ok(Program { child, group })
     }
+
+    /// Sends to all of the group, or to the program. They may have ended meanwhile.
+    fn send(&self, signal: Signal) {
+        let _ = match (self.group, pid(&self.child)) {
+            (Some(group), _) => kill_process_group(group, signal),
+            (None, Some(program)) => kill_process(program, signal),
+            (None, None) => Ok(()),
+        };
+    }
+
+    /// Waits until the program, and its group, have ended.
+    async fn ended(&mut self) {
+        let _ = self.child.wait().await;
+        while self.group.is_some_and(|group| test_kill_process_group(group).is_ok()) {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// `None` once it has ended.
+fn pid(child: &Child) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(child.id()?).ok()?)
 }
 
 fn of_child(ended: ExitStatus) -> u8 {
     match (ended.code(), ended.signal()) {
         (Some(code), _) => u8::try_from(code & 0xff).unwrap_or(1),
-        (None, Some(signal)) => ended_by(signal),
+        (None, Some(signal)) => status::ended_by(signal),
         (None, None) => 1,
     }
-}
-
-/// As a shell tells it.
-fn ended_by(signal: i32) -> u8 {
-    u8::try_from(128 + signal).unwrap_or(1)
 }
 
 /// The signals that are passed on.
@@ -236,7 +283,7 @@ impl Signals {
         let (tell, seen) = mpsc::channel(16);
         let passed_on =
             [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
-        for passed in passed_on {
+        for passed in passed_on.into_iter().filter(|it| !is_ignored(it.as_raw())) {
             let mut coming = signal(SignalKind::from_raw(passed.as_raw()))?;
             let tell = tell.clone();
             tokio::spawn(async move {

@@ -1,19 +1,25 @@
 //! `dlock sale`: one flash sale, played four ways.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use benches::deduct;
+use benches::fleet::Launcher;
+use benches::interrupt::{Interrupt, Interrupted};
+use benches::load::Load;
 use benches::sale::{self, Outcome, Plan, Played, Progress};
 use benches::seller::{Method, Stall};
+use benches::server;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::{self, BAD, DIM, GOOD, grouped, latency, styled};
-use crate::{Common, report};
+use crate::{Common, bench, report};
 
 /// Play a flash sale four ways: one lock, segments, inventory, reservations
 #[derive(Debug, Args)]
@@ -31,7 +37,7 @@ pub(crate) struct Sale {
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=MOST_UNITS))]
     stock: u64,
     /// Buyers who come
-    #[arg(long, default_value_t = 50_000)]
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
     buyers: u64,
     /// Segments of the stock
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=4_096))]
@@ -43,15 +49,15 @@ pub(crate) struct Sale {
     #[arg(long, default_value = "1ms", value_parser = humantime::parse_duration)]
     think: Duration,
     /// Buyers served at the same time
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 1_000, value_parser = bench::up_to(1_000_000))]
     at_once: usize,
     /// Write a report with pictures to this file
     #[arg(long)]
     report: Option<PathBuf>,
 }
 
-/// What an inventory can hold.
-const MOST_UNITS: u64 = u32::MAX as u64;
+/// What an inventory can hold, but one.
+const MOST_UNITS: u64 = u32::MAX as u64 - 1;
 /// Whoever does not get as many takes fewer, one step at a time.
 const MOST_WANTED: u64 = 1_000;
 
@@ -77,9 +83,13 @@ const CURVE_TIME: Duration = Duration::from_secs(1);
 
 impl Sale {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
+        let config = common.config_of_load()?;
+        let report = self.report.as_deref().map(writable).transpose()?;
+        let interrupt = Interrupt::listen()?;
+        server::reach(&config).await?;
         let plan = Plan {
             stall: Stall {
-                url: common.url_or_embedded(),
+                config,
                 run: format!("sale-{:016x}", rand::random::<u64>()),
                 stock: self.stock,
                 segments: self.segments,
@@ -92,20 +102,23 @@ impl Sale {
         };
         let mut played = Vec::new();
         for method in Method::ALL {
-            let one = play(&plan, method).await?;
+            let one = play(&plan, method, &interrupt).await?;
             if common.json {
                 output::print_json(&one.outcome)?;
+            }
+            if output::is_over() {
+                return Ok(());
             }
             played.push(one);
         }
         if !common.json {
             show(&played);
         }
-        if let Some(path) = &self.report {
-            let curve = curve(&plan).await?;
+        if let Some((path, mut file)) = report {
+            let curve = curve(&plan, &bench::launcher(common)?, &interrupt).await?;
             let page = report::page(&plan, &played, &curve)?;
-            std::fs::write(path, page)
-                .with_context(|| format!("cannot write {}", path.display()))?;
+            let written = file.set_len(0).and_then(|()| file.write_all(page.as_bytes()));
+            written.with_context(|| format!("cannot write {}", path.display()))?;
             if !common.json {
                 output::print(format!("\nreport: {}", path.display()));
             }
@@ -118,15 +131,21 @@ impl Sale {
     }
 }
 
+/// The file, before the sale is played for nothing.
+fn writable(path: &Path) -> Result<(&Path, File)> {
+    let file = File::options().append(true).create(true).open(path);
+    Ok((path, file.with_context(|| format!("cannot write {}", path.display()))?))
+}
+
 /// Plays one sale, with a bar on a terminal.
-async fn play(plan: &Plan, method: Method) -> Result<Played> {
+async fn play(plan: &Plan, method: Method, interrupt: &Interrupt) -> Result<Played> {
     let progress = Arc::new(Progress::default());
     // Drawn on standard error, and not at all if that is no terminal.
     let bar = ProgressBar::new(plan.stall.stock);
     let style = "{prefix:>20} {bar:40} {pos}/{len} sold, {msg}";
     bar.set_style(ProgressStyle::with_template(style)?);
     bar.set_prefix(method.name());
-    let playing = sale::play(plan, method, progress.clone());
+    let playing = sale::play(plan, method, progress.clone(), interrupt);
     tokio::pin!(playing);
     let mut ticks = tokio::time::interval(Duration::from_millis(50));
     let played = loop {
@@ -140,25 +159,34 @@ async fn play(plan: &Plan, method: Method) -> Result<Played> {
         }
     };
     bar.finish_and_clear();
-    played.with_context(|| format!("the sale by {} failed", method.name()))
+    played.map_err(|error| match error.is::<Interrupted>() {
+        true => error,
+        false => error.context(format!("the sale by {} failed", method.name())),
+    })
 }
 
 /// Throughput of the segmented lock over the number of segments, from a stock that
 /// does not end, so that the last units of a sale do not count.
-async fn curve(plan: &Plan) -> Result<Vec<(u32, f64)>> {
+async fn curve(plan: &Plan, launcher: &Launcher, interrupt: &Interrupt) -> Result<Vec<(u32, f64)>> {
     let mut points = Vec::new();
     for segments in CURVE {
-        let plan = deduct::Plan {
-            url: plan.stall.url.clone(),
-            mode: Method::SegmentedLock,
+        let load = Load {
             tasks: plan.stall.at_once,
-            segments,
-            hold: plan.stall.think,
+            processes: 1,
             warmup: CURVE_TIME / 4,
             duration: CURVE_TIME,
+            rate: None,
+            process: 0,
+        };
+        let point = deduct::Plan {
+            mode: Method::SegmentedLock,
+            load,
+            segments,
+            hold: plan.stall.think,
             run: format!("{}-{segments}", plan.stall.run),
         };
-        points.push((segments, deduct::run(plan).await?.ops_per_s));
+        let measured = deduct::run(&plan.stall.config, point, launcher, interrupt).await?;
+        points.push((segments, measured.ops_per_s));
     }
     Ok(points)
 }

@@ -1,5 +1,6 @@
 //! With what the command ends: `sysexits.h` where it has a word for it.
 
+use benches::interrupt::Interrupted;
 use dlock_core::ErrorKind;
 
 /// Somebody else holds the lock: try again later.
@@ -30,15 +31,35 @@ Exit status:
   76  the lock was lost while the program ran
   77  the backend refuses the credentials or rights
   78  the URL or the configuration is wrong
+ 130  ended by Ctrl-C (143: by SIGTERM), after what `sale` or `bench` stored was removed
   `dlock run` else ends as its program does: with its status, with 128 + n when
   signal n ended it, 126 or 127 when it cannot be run or found.";
 
+/// As a shell tells of a signal.
+pub(crate) fn ended_by(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(FAILURE)
+}
+
 /// The status that tells of this error.
 pub(crate) fn of(error: &anyhow::Error) -> u8 {
-    let Some(error) = error.chain().find_map(|it| it.downcast_ref::<dlock_core::Error>()) else {
-        return FAILURE;
-    };
-    match error.kind() {
+    error.chain().find_map(known).unwrap_or(FAILURE)
+}
+
+fn known(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
+        return Some(ended_by(interrupted.signal));
+    }
+    if error.is::<benches::Wrong>() {
+        return Some(USAGE);
+    }
+    if let Some(error) = error.downcast_ref::<dlock_segment::Error>() {
+        return match error {
+            dlock_segment::Error::Invalid(_) => Some(USAGE),
+            dlock_segment::Error::Unknown(_) => Some(UNAVAILABLE),
+            _ => None, // a fault of the store is the next in the chain
+        };
+    }
+    Some(match error.downcast_ref::<dlock_core::Error>()?.kind() {
         kind if kind.is_busy() => BUSY,
         ErrorKind::Lost => LOST,
         ErrorKind::Unavailable | ErrorKind::Unknown => UNAVAILABLE,
@@ -46,5 +67,5 @@ pub(crate) fn of(error: &anyhow::Error) -> u8 {
         ErrorKind::Config => CONFIG,
         ErrorKind::Invalid | ErrorKind::Unsupported => USAGE,
         _ => FAILURE,
-    }
+    })
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, anyhow};
 use clap::Args;
+use dlock_core::Key;
 use dlock_segment::{Audit, Inventory};
 use serde::Serialize;
 
@@ -29,13 +30,22 @@ struct Seen<'a> {
     audit: &'a Audit,
 }
 
-/// How wide a full segment is drawn.
+/// How wide a full segment is drawn, at most.
 const WIDTH: u64 = 40;
+/// What stands beside it in a line.
+const BESIDE: u64 = 40;
+
+/// How wide it is drawn on this terminal.
+fn width() -> u64 {
+    let columns = terminal_size::terminal_size().map(|(width, _)| u64::from(width.0));
+    columns.map_or(WIDTH, |columns| columns.saturating_sub(BESIDE).clamp(4, WIDTH))
+}
 
 impl Stock {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
+        let key = Key::new(&self.sale)?;
         let dlock = common.connect().await?;
-        let sale = match Inventory::open(&dlock, self.sale.as_str()).await {
+        let sale = match Inventory::open(&dlock, key).await {
             Ok(sale) => sale,
             Err(dlock_segment::Error::NotFound(_)) => {
                 return Err(anyhow!(
@@ -65,10 +75,10 @@ impl Stock {
             grouped(initial + restocked),
         ));
         let most = audit.segments.iter().map(|it| it.counts.available + it.counts.reserved);
-        let most = most.max().unwrap_or(0).max(1);
+        let (most, width) = (most.max().unwrap_or(0).max(1), width());
         for (number, segment) in audit.segments.iter().enumerate() {
             let (available, reserved) = (segment.counts.available, segment.counts.reserved);
-            let length = |units: u64| usize::try_from((units * WIDTH).div_ceil(most)).unwrap_or(0);
+            let length = |units: u64| usize::try_from((units * width).div_ceil(most)).unwrap_or(0);
             let bar = "█".repeat(length(available)) + &"░".repeat(length(reserved));
             output::print(format!(
                 "{number:>5} {} {}",

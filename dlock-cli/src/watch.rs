@@ -43,7 +43,7 @@ impl Watch {
         let dlock = common.connect().await?;
         let mut ticks = tokio::time::interval(self.every.max(Duration::from_millis(50)));
         let mut looks = 0;
-        while self.count.is_none_or(|count| looks < count) {
+        while self.count.is_none_or(|count| looks < count) && !output::is_over() {
             ticks.tick().await;
             looks += 1;
             let seen = keys::in_use(&dlock, &self.prefix).await?;
@@ -53,7 +53,7 @@ impl Watch {
                 continue;
             }
             if std::io::stdout().is_terminal() {
-                print!("{CLEAR}");
+                output::print_bytes(CLEAR.as_bytes());
             }
             let waiting: usize = seen.iter().map(|key| key.waiters.len()).sum();
             let held: usize = seen.iter().map(|key| key.holders.len()).sum();

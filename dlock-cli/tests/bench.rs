@@ -96,6 +96,64 @@ fn stock_is_taken_in_every_mode() {
     }
 }
 
+#[test]
+fn stock_is_taken_by_several_processes() {
+    let Some(server) = RedisServer::start() else { return };
+    for mode in ["global-lock", "segmented-lock", "inventory", "inventory-idempotent"] {
+        let two = ["bench", "deduct", "--tasks", "8", "--segments", "4", "--processes", "2"];
+        let line = measured(on(&server.url()).args(two).args(["--mode", mode]), &SHORT);
+        assert_eq!((&line["oversold"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+        let parts = line["per_process"].as_array().expect("one for each");
+        assert!(parts.len() == 2 && parts.iter().all(|part| part.as_u64() > Some(0)), "{line}");
+        assert!(line["round_trips"].as_f64() > Some(0.0), "{line}");
+    }
+    let slow = ["bench", "deduct", "--tasks", "200", "--mode", "global-lock", "--hold", "100ms"];
+    let began = std::time::Instant::now();
+    let line = measured(on(&server.url()).args(slow), &SHORT);
+    assert!(began.elapsed().as_secs() < 15, "200 tasks do not each have their turn: {line}");
+    assert!(line["max_us"].as_f64() > Some(250_000.0), "those who wait to the end count: {line}");
+}
+
+/// A server that stops for a while as soon as it is under load.
+fn stalled(server: &RedisServer, millis: &str, bench: &[&str]) -> Value {
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let mut command = on(&server.url());
+    command.args(bench).args(["--json", "--warmup", "0ms"]).stdout(std::process::Stdio::piped());
+    let running = command.spawn().expect("dlock can be run");
+    support::until("it runs", || {
+        let calls = server.cli(&["INFO", "commandstats"]);
+        let calls = calls.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        let calls = calls.and_then(|rest| rest.split(',').next()?.parse::<u64>().ok());
+        calls.is_some_and(|calls| calls > 20)
+    });
+    assert_eq!(server.cli(&["CLIENT", "PAUSE", millis, "ALL"]), "OK");
+    let done = running.wait_with_output().expect("its end");
+    let line = json(&done).pop().expect("a line");
+    conforms(&line);
+    line
+}
+
+#[test]
+fn a_stall_is_seen_in_the_latencies() {
+    let Some(server) = RedisServer::start() else { return };
+    // A second of four: without a correction four slow operations among hundreds.
+    let paced = ["bench", "lock", "--tasks", "4", "--keys", "4", "--rate", "200"];
+    let line = stalled(&server, "1000", &[&paced[..], &["--duration", "4s"]].concat());
+    assert!(line["p99_us"].as_f64() > Some(500_000.0), "{line}");
+    assert!(line["p50_us"].as_f64() < Some(500_000.0), "{line}");
+    let paced = ["bench", "deduct", "--tasks", "4", "--rate", "200", "--duration", "4s"];
+    let line = stalled(&server, "1000", &paced);
+    assert!(line["p99_us"].as_f64() > Some(500_000.0), "{line}");
+}
+
+#[test]
+fn a_stall_that_outlasts_the_run_is_seen_too() {
+    let Some(server) = RedisServer::start() else { return };
+    let fast = ["bench", "lock", "--tasks", "4", "--keys", "4", "--duration", "1500ms"];
+    let line = stalled(&server, "6000", &fast);
+    assert!(line["max_us"].as_f64() > Some(200_000.0), "{line}");
+}
+
 /// A sale that sells out exactly, four ways.
 fn sold_out(command: &mut std::process::Command) -> Vec<Value> {
     let small = ["sale", "--stock", "60", "--buyers", "200", "--segments", "4", "--json"];
@@ -144,10 +202,15 @@ fn a_sale_has_a_report() {
 #[test]
 fn what_cannot_be_measured_is_said() {
     let memory = output(&mut dlock(), &["bench", "lock", "--processes", "2"]);
-    assert_eq!(status(&memory), 1);
+    assert_eq!(status(&memory), 64);
     assert!(said(&memory).contains("redis://"), "{}", said(&memory));
-    assert_eq!(status(&output(&mut dlock(), &["bench", "handoff"])), 1);
-    assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--tasks", "0"])), 1);
+    assert_eq!(status(&output(&mut dlock(), &["bench", "handoff"])), 64);
+    assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--tasks", "0"])), 2);
+    let nowhere = ["sale", "--stock", "10", "--buyers", "10", "--report", "/nowhere/report.html"];
+    let unwritten = output(&mut dlock(), &nowhere);
+    assert_eq!(status(&unwritten), 1);
+    assert!(said(&unwritten).contains("cannot write /nowhere/report.html"), "{}", said(&unwritten));
+    assert_eq!(support::printed(&unwritten), "", "it is told before the sale");
     let down = output(&mut on("redis://127.0.0.1:1"), &["bench", "lock"]);
     assert_eq!(status(&down), 69, "{}", said(&down));
 }

@@ -73,8 +73,11 @@ async fn breaking_asks_first() {
     assert_eq!(broken[0]["holders"], 1);
     let reason = guard.lost().await.to_string();
     assert!(reason.contains("broken by"), "{reason}");
-    let again = output(&mut on(&server.url()), &["break", "order:7", "-y"]);
-    assert!(printed(&again).contains("nobody holds"), "{}", printed(&again));
+    for again in [&["break", "order:7", "-y"][..], &["break", "order:7"]] {
+        let again = output(on(&server.url()).stdin(std::process::Stdio::null()), again);
+        assert_eq!(status(&again), 0, "there is nothing to ask about");
+        assert!(printed(&again).contains("nobody holds"), "{}", printed(&again));
+    }
 }
 
 #[test]
@@ -111,10 +114,39 @@ async fn stock_is_shown_and_audited() {
     assert!(said(&missing).contains("there is no sale `nothing`"), "{}", said(&missing));
 }
 
+/// Its end when nobody reads what it prints.
+fn unread(arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = on("memory://");
+    command.args(arguments).stdout(std::process::Stdio::piped());
+    let mut running =
+        command.stderr(std::process::Stdio::piped()).spawn().expect("dlock can be run");
+    drop(running.stdout.take());
+    let done = running.wait_with_output().expect("its end");
+    (done.status.code(), said(&done))
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_it_quietly() {
+    for command in [
+        &["watch", "--every", "50ms"][..],
+        &["watch", "--every", "50ms", "--json"],
+        &["ls"],
+        &["health"],
+        &["completions", "fish"],
+        &["sale", "--stock", "10", "--buyers", "20", "--json"],
+    ] {
+        assert_eq!(unread(command), (Some(0), String::new()), "{command:?}");
+    }
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a full device");
+    let lost = on("memory://").arg("health").stdout(full).output().expect("dlock can be run");
+    assert_eq!(status(&lost), 1);
+    assert!(said(&lost).contains("cannot be written"), "{}", said(&lost));
+}
+
 #[test]
 fn errors_say_what_to_do() {
     let nowhere = output(&mut dlock(), &["ls"]);
-    assert_eq!(status(&nowhere), 1);
+    assert_eq!(status(&nowhere), 64);
     assert!(said(&nowhere).contains("DLOCK_URL"), "{}", said(&nowhere));
     let wrong = output(&mut dlock(), &["ls", "--url", "zookeper://h"]);
     assert_eq!(status(&wrong), 78);

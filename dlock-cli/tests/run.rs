@@ -154,6 +154,60 @@ async fn a_lost_lock_ends_the_program_with_76() {
     assert_eq!(child.wait().expect("its end").code(), Some(3), "its own status");
 }
 
+/// Whether no process has this text on its command line.
+fn none_runs(text: &str) -> bool {
+    let listed = Command::new("ps").args(["-eo", "args="]).output().expect("ps can be run");
+    !String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_program_started_ends_with_it() {
+    let Some(server) = RedisServer::start() else { return };
+    let dlock = Dlock::connect(&server.url()).await.expect("a client");
+    // Numbers that nobody else sleeps for.
+    let nap = |part: u32| format!("sleep 4{part}{}", server.port());
+    let (lost, told, stubborn) = (nap(1), nap(2), nap(3));
+
+    let script = format!("{lost} & echo ready; wait");
+    let mut child = started(&server.url(), &["run", "k", "--", "sh", "-c", &script]);
+    assert!(!none_runs(&lost));
+    assert_eq!(dlock.break_lock("k").await.expect("broken"), 1);
+    assert_eq!(child.wait().expect("its end").code(), Some(76));
+    assert!(none_runs(&lost), "what it started goes on without the lock");
+
+    let script = format!("{told} & echo ready; wait");
+    let mut child = started(&server.url(), &["run", "k", "--", "sh", "-c", &script]);
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().expect("its end").code(), Some(128 + 15));
+    until("what it started ends by the signal too", || none_runs(&told));
+
+    // The program ends by SIGTERM and what it started does not.
+    let script = format!("(trap '' TERM; exec {stubborn}) & echo ready; wait");
+    let arguments = ["run", "--kill-after", "300ms", "k", "--", "sh", "-c", &script];
+    let mut child = started(&server.url(), &arguments);
+    until("it runs", || !none_runs(&stubborn));
+    assert_eq!(dlock.break_lock("k").await.expect("broken"), 1);
+    assert_eq!(child.wait().expect("its end").code(), Some(76));
+    until("what it started is killed", || none_runs(&stubborn));
+}
+
+#[test]
+fn a_signal_that_is_to_be_ignored_is_not_passed_on() {
+    let Some(server) = RedisServer::start() else { return };
+    let program = on(&server.url()).get_program().to_string_lossy().into_owned();
+    let script = format!("trap '' HUP; exec {program} run k -- sh -c 'echo ready; read x; exit 5'");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).env("DLOCK_URL", server.url());
+    let mut child =
+        shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("sh can be run");
+    let mut line = String::new();
+    let stdout = child.stdout.as_mut().expect("its output");
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
+    signal(&child, "-HUP");
+    std::io::Write::write_all(child.stdin.as_mut().expect("its input"), b"\n").expect("written");
+    assert_eq!(child.wait().expect("its end").code(), Some(5), "as under nohup");
+}
+
 #[test]
 fn a_job_does_not_run_again_too_soon() {
     let Some(server) = RedisServer::start() else { return };

@@ -59,3 +59,24 @@ fn a_pipe_gets_plain_text() {
     assert_eq!(text.matches("0 held, 0 waiting").count(), 2, "{text:?}");
     assert!(!text.contains('\x1b'), "{text:?}");
 }
+
+#[test]
+fn a_program_reads_from_the_terminal() {
+    let there = Command::new("script").arg("--version").output().is_ok();
+    if !dlock_testkit::servers::found("script", there) {
+        return;
+    }
+    let program = dlock().get_program().to_string_lossy().into_owned();
+    let line = format!("{program} run --url memory:// k -- sh -c 'read word; echo got:$word:'");
+    let mut terminal = Command::new("script");
+    terminal.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    let mut running = terminal
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("script can be run");
+    let mut keyboard = running.stdin.take().expect("its keyboard");
+    std::io::Write::write_all(&mut keyboard, b"hello\n").expect("typed");
+    let shown = running.wait_with_output().expect("its end");
+    assert!(printed(&shown).contains("got:hello:"), "{}", printed(&shown));
+}

@@ -170,9 +170,18 @@ impl Config {
         Self::from_vars(prefix, std::env::vars_os().filter_map(text))
     }
 
-    fn from_vars(prefix: &str, vars: impl Iterator<Item = (String, String)>) -> Result<Self> {
+    /// As [`from_env`](Self::from_env), from these variables instead of those of the
+    /// process.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_vars(
+        prefix: &str,
+        vars: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self> {
         let mut config = Config::default();
         let mut found: Vec<(String, String)> = vars
+            .into_iter()
             .filter_map(|(name, value)| {
                 let name = name.strip_prefix(prefix)?;
                 (!is_not_ours(name)).then(|| (dotted(&name.to_ascii_lowercase()), value))

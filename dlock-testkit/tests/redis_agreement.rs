@@ -233,8 +233,8 @@ async fn the_scripts_do_what_the_model_does() {
     let server = Arc::new(server);
     let start = std::env::var("DLOCK_TEST_SEED")
         .map_or_else(|_| rand::random::<u32>(), |seed| seed.parse().expect("a whole number"));
-    let wanted =
-        std::env::var("DLOCK_TEST_ROUNDS").map_or(80, |rounds| rounds.parse().expect("a whole number"));
+    let wanted = std::env::var("DLOCK_TEST_ROUNDS")
+        .map_or(80, |rounds| rounds.parse().expect("a whole number"));
     let (mut compared, mut tried) = (0, 0);
     while compared < wanted {
         assert!(tried < 4 * wanted, "only {compared} of {tried} rounds were quick enough");

@@ -54,6 +54,17 @@ impl Config {
         }
     }
 
+    /// A client of the driver crate with the address, credentials and certificates of
+    /// this moment. Hidden, and not covered by semantic versioning.
+    ///
+    /// # Errors
+    /// `Config` if it is no Redis, or files cannot be used.
+    #[doc(hidden)]
+    #[cfg(feature = "redis")]
+    pub async fn redis_client(&self) -> Result<redis::Client> {
+        crate::backend::redis::client(self, &parse_url(&self.url)?).await
+    }
+
     /// The Redis that the URL names, with credentials from a provider.
     #[cfg(feature = "redis")]
     pub(crate) fn redis_with(&self, provider: Provider) -> Result<Arc<dyn Backend>> {

@@ -72,6 +72,11 @@ const MOST_TOKENS: u32 = 10_000;
 /// ```
 pub const FENCED_SET: &str = include_str!("lua/fenced_set.lua");
 
+/// A client of the driver crate, with the credentials of this moment.
+pub(crate) async fn client(config: &Config, url: &Url) -> Result<redis::Client> {
+    Source::configured(config, url, None)?.client().await
+}
+
 /// A store of locks in Redis, seen by one client.
 pub struct Redis {
     link: Arc<Link>,
@@ -107,10 +112,7 @@ impl Redis {
         url: &Url,
         provider: Option<Provider>,
     ) -> Result<Self> {
-        let address = Address::new(url, config.database)?;
-        let source =
-            Source::address(address, &config.tls_files(), config.password_file.clone(), provider)?;
-        Ok(Self::over(source, config))
+        Ok(Self::over(Source::configured(config, url, provider)?, config))
     }
 
     /// The server that the user is connected to already.

@@ -11,8 +11,11 @@ use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, RedisResult, TlsCertificates, Value,
 };
 
+use url::Url;
+
 use super::address::Address;
 use super::faults;
+use crate::config::Config;
 use crate::config::values::read_password;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -66,6 +69,16 @@ pub(super) enum Source {
 }
 
 impl Source {
+    /// The server that the configuration names.
+    pub(super) fn configured(
+        config: &Config,
+        url: &Url,
+        provider: Option<Provider>,
+    ) -> Result<Self> {
+        let address = Address::new(url, config.database)?;
+        Self::address(address, &config.tls_files(), config.password_file.clone(), provider)
+    }
+
     pub(super) fn address(
         address: Address,
         files: &TlsFiles,
