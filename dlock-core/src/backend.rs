@@ -81,7 +81,8 @@ pub struct Capabilities {
     pub operators: bool,
     /// Calls go through a network: they run on the driver's thread, with time-outs.
     /// If not, every call must be [answered](Call::answered) at once; one that is
-    /// under way counts as not answered.
+    /// under way counts as not answered. It is made while the client has a lock of its
+    /// own, so it must not use the client, nor wait for a thread that does.
     pub remote: bool,
     /// How many calls [`Backend::combined`] makes in one round trip; 1 if it is of
     /// no use.

@@ -303,8 +303,10 @@ impl Dlock {
     /// Whether every guard was gone in time.
     async fn guards_gone(&self, within: Duration) -> bool {
         let gone = async {
+            let mut pause = Duration::from_millis(1);
             while self.holding() > 0 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_millis(20));
             }
         };
         tokio::time::timeout(within, gone).await.is_ok()

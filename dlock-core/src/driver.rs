@@ -153,8 +153,8 @@ impl Core {
         self.step_then(shard, step, |_, result| result)
     }
 
-    /// The same, and then looks at the shard: on the embedded backend, after all
-    /// that the step called for.
+    /// The same, and then looks at the shard: on the embedded backend, after the
+    /// calls of the step were answered.
     pub(crate) fn step_then<S, T>(
         self: &Arc<Self>,
         shard: usize,
@@ -188,8 +188,8 @@ impl Core {
         let result = then(&mut machine, result);
         drop(machine);
         self.ring_at(due);
-        wakers.into_iter().for_each(Waker::wake);
         hearing::now();
+        wakers.into_iter().for_each(Waker::wake);
         // Calls first: what a hook does must not keep them from being sent.
         if self.calls.is_some() {
             for action in &actions {

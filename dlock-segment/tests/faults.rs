@@ -379,6 +379,35 @@ async fn an_unreadable_record_concerns_its_operation_alone() {
     server.cli(&["HSET", &server.cli(&["KEYS", "*:io*"]), "sold", "future words"]);
     server.cli(&["HSET", &server.cli(&["KEYS", "*:ih"]), "held", "future words"]);
     tokio::time::sleep(Duration::from_millis(5)).await;
+    // In words that are nearly right.
+    let held = server.cli(&["KEYS", "*:ih"]);
+    for (number, record) in [
+        "z 1 0 0 1 0 0:1 ",
+        "t 1 5 0 1 0 0:1 ",
+        "t 2 0 0 1 0 0:1 ",
+        "t 1 0 7 1 0 0:1 ",
+        "t 99999999999999999999 0 0 1 0 0:1 ",
+        "t 1 0 0 1 0 abc ",
+        "h 1 0 0 1 1 999:1 ",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let id = format!("odd-{number}");
+        server.cli(&["HSET", &held, &id, record]);
+        server.cli(&["ZADD", &held.replace(":ih", ":ix"), "1", &id]);
+        for result in [
+            sale.reservation(&id).look().await.map(drop),
+            sale.reservation(&id).confirm().await.map(drop),
+            sale.refund(&id).send().await.map(drop),
+            sale.deduct(1).operation(&id).send().await.map(drop),
+        ] {
+            let Err(Error::Conflict(what)) = &result else { panic!("{record}: {result:?}") };
+            assert!(what.contains("cannot be read"), "{record}: {what}");
+        }
+        assert_eq!(counts(&sale).await, (8, 1, 1), "{record}");
+        server.cli(&["HDEL", &held, &id]);
+    }
     let all = tokio::join!(
         sale.deduct(1).operation("sold").send(),
         sale.deduct(1).operation("new").send(),

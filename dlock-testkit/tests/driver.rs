@@ -157,3 +157,51 @@ fn the_last_client_flushes_what_it_owes() {
     let (other, _) = remote(&store);
     eventually("free", || runtime.block_on(other.mutex("a").try_lock()).unwrap().is_some());
 }
+
+/// One release lets thousands in: their notices do not pile up on the stack.
+#[tokio::test]
+async fn thousands_of_permits_are_given_at_once() {
+    const MANY: u32 = 8_000;
+    let dlock = dlock_core::testing::client();
+    let all = dlock.semaphore("s", MANY).take(MANY).lock().await.unwrap();
+    let one = dlock.semaphore("s", MANY).take(1).wait_unlimited();
+    let waiting: Vec<_> = (0..MANY)
+        .map(|_| {
+            let one = one.clone();
+            tokio::spawn(async move { one.lock().await })
+        })
+        .collect();
+    while dlock.local_state().waiting.len() < MANY as usize {
+        tokio::task::yield_now().await;
+    }
+    let release = std::thread::Builder::new().stack_size(256 * 1024);
+    release.spawn(move || drop(all)).unwrap().join().unwrap();
+    for task in waiting {
+        drop(task.await.unwrap().unwrap());
+    }
+}
+
+/// Rule 7: a guard that a thread keeps for itself goes when the thread does.
+#[test]
+fn a_guard_in_a_thread_local_ends_with_its_thread() {
+    thread_local! {
+        static KEPT: std::cell::RefCell<Option<dlock_core::Guard>> =
+            const { std::cell::RefCell::new(None) };
+    }
+    let store = Memory::new();
+    let clients = [
+        Dlock::builder().backend(store.another()).connect_lazy().expect("a client"),
+        remote(&store).0,
+    ];
+    for (dlock, key) in clients.iter().zip(["embedded", "remote"]) {
+        let client = dlock.clone();
+        let thread = std::thread::spawn(move || {
+            KEPT.with_borrow_mut(|kept| assert!(kept.is_none())); // touched first, so it ends last
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let guard = runtime.unwrap().block_on(client.mutex(key).lock()).unwrap();
+            KEPT.set(Some(guard));
+        });
+        thread.join().expect("no panic");
+        eventually("it is free", || dlock.local_state().held.is_empty());
+    }
+}

@@ -32,7 +32,8 @@ impl Listener for Ear {
         let Some(core) = self.0.upgrade() else { return };
         let heard = Heard { shard: core.shard_of(key), core, owner, notice };
         if LATER.get() {
-            HEARD.with_borrow_mut(|waiting| waiting.push(heard));
+            // At the very end of a thread it is lost, and its claim looks by itself.
+            let _ = HEARD.try_with(|waiting| waiting.borrow_mut().push(heard));
         } else {
             heard.act();
         }
@@ -48,23 +49,22 @@ impl Heard {
 
 /// Calls a backend that may give notices, while a shard is locked.
 pub(super) fn later<T>(call: impl FnOnce() -> T) -> T {
-    struct Until;
+    struct Until(bool);
     impl Drop for Until {
         fn drop(&mut self) {
-            LATER.set(false);
+            LATER.set(self.0);
         }
     }
-    LATER.set(true);
-    let _until = Until;
+    let _until = Until(LATER.replace(true));
     call()
 }
 
-/// Acts on what was heard in the meantime; no shard is locked now.
+/// Acts on what was heard in the meantime, unless a shard is locked still. What is
+/// heard while acting is acted on by that step: thousands of notices nest no deeper
+/// than one.
 pub(super) fn now() {
-    // One at a time: acting may call, and hear, again.
-    while let Some(heard) = HEARD
-        .with_borrow_mut(|waiting| if waiting.is_empty() { None } else { Some(waiting.remove(0)) })
-    {
-        heard.act();
+    if !LATER.get() {
+        let heard = HEARD.try_with(RefCell::take).unwrap_or_default();
+        heard.into_iter().for_each(Heard::act);
     }
 }

@@ -22,7 +22,8 @@ const AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 pub(crate) struct Front {
     raised: AtomicBool,
     /// The latest change of the sale that an answer knew of: answers may overtake
-    /// each other, and an older "sold out" tells nothing.
+    /// each other, and an older "sold out" tells nothing. A server that lost data
+    /// counts from lower on; then every request asks until it has caught up.
     latest: AtomicU64,
     flag: Mutex<Option<Flag>>,
     limited: AtomicBool,
@@ -75,8 +76,8 @@ impl Front {
     /// Learns from an answer. The flag lasts for `age` at most, and not beyond
     /// the next expiry.
     pub(crate) fn learn(&self, glance: &Glance, answer: &Answer, age: Duration) {
-        if glance.changes > self.latest.load(Ordering::Acquire) {
-            self.latest.fetch_max(glance.changes, Ordering::AcqRel);
+        if glance.changes > self.latest.load(Ordering::SeqCst) {
+            self.latest.fetch_max(glance.changes, Ordering::SeqCst);
         }
         if *answer == Answer::SoldOut && !age.is_zero() {
             let said = SoldOut::of(glance);
@@ -84,11 +85,14 @@ impl Front {
             let lasts = said.next_expiry.map_or(age, |left| left.min(age)).min(AT_MOST);
             let available = glance.available;
             let mut flag = self.flag.lock();
-            if glance.changes >= self.latest.load(Ordering::Acquire) {
+            // First: who knows of a later change sees it raised, or is seen here.
+            self.raised.store(true, Ordering::SeqCst);
+            if glance.changes >= self.latest.load(Ordering::SeqCst) {
                 *flag = Some(Flag { available, until: now + lasts, said, at: now });
-                self.raised.store(true, Ordering::Release);
+            } else {
+                self.raised.store(flag.is_some(), Ordering::SeqCst);
             }
-        } else if self.raised.load(Ordering::Acquire) {
+        } else if self.raised.load(Ordering::SeqCst) {
             let mut flag = self.flag.lock();
             if flag.is_some_and(|flag| glance.available > flag.available) {
                 *flag = None;

@@ -128,14 +128,16 @@ impl Redis {
         let command: [&[u8]; 5] =
             [b"HSCAN", hash_name.as_bytes(), cursor.as_bytes(), b"COUNT", b"1000"];
         let reply = self.command(Some(&sale.key), &command).await?;
-        let (next, pairs): (u64, Vec<(String, String)>) =
+        let (next, pairs): (u64, Vec<(Vec<u8>, Vec<u8>)>) =
             redis::from_redis_value(reply).map_err(|_| unreadable())?;
         let mut page = Page::default();
-        for (id, value) in pairs {
+        for (id, value) in &pairs {
+            let id = String::from_utf8_lossy(id).into();
+            let value = std::str::from_utf8(value).ok();
             if hash == hashes.len() - 1 {
-                page.buyers.push((id.into(), value.parse().unwrap_or(0)));
+                page.buyers.push((id, value.and_then(|value| value.parse().ok()).unwrap_or(0)));
             } else {
-                page.records.push((id.into(), words::record(&value)));
+                page.records.push((id, value.and_then(words::record)));
             }
         }
         page.next = match (next, hash + 1 < hashes.len()) {
@@ -149,7 +151,7 @@ impl Redis {
     async fn entries(&self, sale: &Sale, after: u64, limit: usize) -> Result<Vec<Entry>> {
         self.view(sale).await?; // one of the same name may have taken its place
         let name = format!("{}j", self.beside.redis_name(&sale.key)?);
-        // Each is a batch of up to 256.
+        // Each is a batch, mostly of many.
         let (from, limit) = (format!("({after}-0"), limit.div_ceil(10).to_string());
         let command: [&[u8]; 6] =
             [b"XRANGE", name.as_bytes(), from.as_bytes(), b"+", b"COUNT", limit.as_bytes()];

@@ -110,7 +110,11 @@ const FAULTS: &[(&str, ErrorKind, &str)] = &[
     ("CROSSSLOT", ErrorKind::Config, "this is a Redis Cluster, which this backend does not speak"),
 ];
 
+/// What Redis 7.0 says of a command inside a script, with the code `ERR`.
+const NO_RIGHT_IN_SCRIPT: &str = "The user executing the script can't run";
+
 fn refusal(operation: Operation, code: &str, details: &str) -> Error {
+    let code = if details.starts_with(NO_RIGHT_IN_SCRIPT) { "NOPERM" } else { code };
     let known = FAULTS
         .iter()
         .find(|(known, ..)| code == *known)
@@ -141,6 +145,10 @@ mod tests {
         let kind = |code, details| refusal(Operation::Acquire, code, details).kind();
         assert_eq!(kind("OOM", ""), ErrorKind::Unavailable);
         assert_eq!(kind("NOPERM", ""), ErrorKind::Denied);
+        assert_eq!(
+            kind("ERR", "The user executing the script can't run this command or subcommand"),
+            ErrorKind::Denied
+        );
         let long = "Protocol error: unauthenticated multibulk length";
         assert_eq!(kind("ERR", long), ErrorKind::Denied);
         assert_eq!(

@@ -147,7 +147,7 @@ fn fields(ask: &Ask) -> (&'static str, u64, Option<&Id>, Option<&Id>, u64) {
 /// A record, which starts with a small letter, or a refusal.
 fn answer(text: &str) -> Option<Answer> {
     match text.starts_with(|letter: char| letter.is_ascii_lowercase()) {
-        true => record(text).map(Answer::Found),
+        true => Some(record(text).map_or(Answer::Unreadable, Answer::Found)),
         false => refusal(text),
     }
 }

@@ -165,6 +165,9 @@ impl World {
         task.since = now;
         self.judge_wait(seat, key, waited);
         self.checker.admitted(history, seat, mode, token, now, lease);
+        if let Some(since) = self.free_since.get_mut(key) {
+            *since = None; // it went on, however free it was whenever one looked
+        }
         self.judge(history);
         if handed_over {
             self.judge_handover(seat, key);

@@ -27,10 +27,16 @@ for _, id in ipairs(expired) do
   want(ids, id)
 end
 look_up(ids)
-local any_known = {}
-for n = 1, #named, 2 do
-  any_known[n] = look_up(named[n + 1])
+local names = named[2] or {}
+if #named > 2 then
+  names = {}
+  for n = 2, #named, 2 do
+    for _, id in ipairs(named[n]) do
+      names[#names + 1] = id
+    end
+  end
 end
+local any_known = look_up(names)
 
 -- Who buys, whose reservations end here, and whose units come back.
 wanted = {}
@@ -284,7 +290,7 @@ end
 
 -- Deductions of one quantity without buyer. New ids that a segment serves have the
 -- same record, so it is made once, and answered once.
-local function buy(quantity, ids, any_known)
+local function buy(quantity, ids)
   local answers, alike, last_answer = {}, 0, nil
   local function answer(count, with)
     if with ~= last_answer then
@@ -341,7 +347,7 @@ local function buy(quantity, ids, any_known)
 end
 
 for n = 1, #named, 2 do
-  reply[#reply + 1] = buy(named[n], named[n + 1], any_known[n])
+  reply[#reply + 1] = buy(named[n], named[n + 1])
 end
 for n = 1, #items, FIELDS do
   reply[#reply + 1] = act[items[n]](items[n + 1], items[n + 2], items[n + 3], items[n + 4])
@@ -350,7 +356,7 @@ end
 ---------------------------------------------------------------- writing
 if not changed then
   if #expired == 0 and head[NEXT_EXPIRY] ~= 0 and head[NEXT_EXPIRY] <= now then
-    -- It was ended before its time, or prolonged: look when the next one is due.
+    -- Nothing is known of what is due: what knew it was lost.
     local first = redis.call('ZRANGE', key .. 'x', 0, 0, 'WITHSCORES')
     head[NEXT_EXPIRY] = tonumber(first[2] or 0)
     redis.pcall('SETRANGE', key, 0, pack_head(head)) -- if memory is short, another time

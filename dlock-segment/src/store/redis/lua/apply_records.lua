@@ -44,16 +44,23 @@ local function look_up(ids)
   return any
 end
 
-local RECORD = '^(%a) (%d+) (%d+) (%d+) (%d+) (%d+) (%S*) (.*)$'
+-- What is not in these words, or would break the counts, cannot be read: nil.
+local RECORD = '^([thcxersq]) (%d+) (%d+) (%d+) (%d+) (%d+) ([%d:,]*) (%C*)$'
 local function parse(record)
   local fate, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
   if not fate then
     return nil
   end
-  return {
+  local it = {
     fate = fate, quantity = tonumber(quantity), refunded = tonumber(refunded),
     epoch = tonumber(of_epoch), at = at, expires = tonumber(expires), parts = parts, whose = whose,
   }
+  local holds_units = fate == 't' or fate == 'h' or fate == 'c'
+  if it.quantity >= MAX_UNITS or it.refunded > it.quantity or it.epoch > epoch
+      or (holds_units and sum_of_parts(it.epoch, parts) ~= it.quantity) then
+    return nil
+  end
+  return it
 end
 
 local function write(it)
@@ -103,9 +110,10 @@ local function close(id, it, fate)
   note(fate, id, it.whose, it.quantity, it.parts, it.epoch)
 end
 
--- What became of an operation, after its time has been looked at. A record of a
--- fate that is none cannot be read.
+-- Stands for a record that cannot be read.
 local UNREADABLE = { fate = '?' }
+
+-- What became of an operation, after its time has been looked at.
 local function find(id)
   local record = records[id]
   if not record then

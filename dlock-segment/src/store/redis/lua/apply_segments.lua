@@ -82,7 +82,8 @@ local function move(i, quantity, from, to)
     available[i] = units(i) - quantity
   elseif to == 1 then
     available[i] = units(i) + quantity
-    low, single, raised = 0, math.huge, true
+    low, raised = math.min(low, (i - start) % segments), true
+    single = math.max(single, available[i])
   end
   head[TOTALS[from]] = head[TOTALS[from]] - quantity
   head[TOTALS[to]] = head[TOTALS[to]] + quantity
@@ -138,6 +139,18 @@ local function place(of_epoch, segment)
     end
   end
   return segment
+end
+
+-- How many units these parts are; nil if there is no such segment.
+local function sum_of_parts(of_epoch, parts)
+  local sum = 0
+  for segment, quantity in string.gmatch(parts, '(%d+):(%d+)') do
+    if place(of_epoch, tonumber(segment)) >= segments then
+      return nil
+    end
+    sum = sum + tonumber(quantity)
+  end
+  return sum
 end
 
 local function move_parts(of_epoch, parts, from, to)
