@@ -34,6 +34,11 @@ fn every_command_reads_the_password_from_the_file() {
     let Some(server) = RedisServer::with(&["--requirepass", SECRET]) else { return };
     let file = server.directory().join("password");
     std::fs::write(&file, format!("{SECRET}\n")).expect("the file");
+    let on = |url: &str| {
+        let mut command = on(url);
+        command.env("DLOCK_CALL_TIMEOUT", "30s"); // a busy machine is no fault
+        command
+    };
     for command in COMMANDS {
         let mut with_file = on(&server.url());
         let done = output(with_file.env("DLOCK_PASSWORD_FILE", &file), command);
