@@ -48,6 +48,9 @@ fn scripts() -> &'static Scripts {
     })
 }
 
+/// Fields and values of a hash, which need not be text.
+type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// The sales in the Redis of a client. Its calls are to be polled on the
 /// client's driver.
 #[derive(Clone, Debug)]
@@ -128,7 +131,7 @@ impl Redis {
         let command: [&[u8]; 5] =
             [b"HSCAN", hash_name.as_bytes(), cursor.as_bytes(), b"COUNT", b"1000"];
         let reply = self.command(Some(&sale.key), &command).await?;
-        let (next, pairs): (u64, Vec<(Vec<u8>, Vec<u8>)>) =
+        let (next, pairs): (u64, Pairs) =
             redis::from_redis_value(reply).map_err(|_| unreadable())?;
         let mut page = Page::default();
         for (id, value) in &pairs {
