@@ -6,6 +6,8 @@ mod builder;
 mod checks;
 mod combiner;
 mod front;
+#[cfg(all(test, feature = "redis"))]
+mod idle;
 mod outcome;
 mod request;
 
