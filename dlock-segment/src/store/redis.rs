@@ -112,14 +112,10 @@ impl Redis {
     async fn page(&self, sale: &Sale, from: Cursor) -> Result<Page> {
         let name = self.beside.redis_name(&sale.key)?;
         let view = self.view(sale).await?;
-        let generation = view.now / view.retention;
         // Newer ones first: holds, then by generation, then the buyers.
-        let hashes = [
-            format!("{name}h"),
-            format!("{name}o{generation}"),
-            format!("{name}o{}", generation.saturating_sub(1)),
-            format!("{name}b"),
-        ];
+        let mut hashes = vec![format!("{name}h")];
+        hashes.extend(view.found_generations().map(|generation| format!("{name}o{generation}")));
+        hashes.push(format!("{name}b"));
         let mut place = from.0.split(' ');
         let mut next_number = || place.next().and_then(|it| it.parse::<u64>().ok()).unwrap_or(0);
         let (hash, cursor) = (next_number() as usize, next_number());
