@@ -35,12 +35,12 @@ async fn a_short_soak_sells_exactly_what_there_was() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_step_loses_no_unit() {
     short(Soak {
-        units: 6_000,
-        attempts: 15_000,
+        units: 4_000,
+        attempts: 12_000,
         segments: 16,
         processes: 3,
-        kills: 30,
-        server_kills: 6,
+        kills: 48,
+        server_kills: 8,
         journal: 1_000_000,
         mix: Mix::Settling,
         seed: 11,

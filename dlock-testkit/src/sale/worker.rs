@@ -15,7 +15,7 @@ use super::{Mix, SALE, until_known};
 use crate::proxy::{Once, Proxy};
 
 /// It tells how far it is about so often.
-const TELLINGS: u64 = 40;
+const TELLINGS: u64 = 20;
 const TASKS: u64 = 400;
 /// How long a reservation lasts.
 const LASTS: Duration = Duration::from_millis(300);
