@@ -33,7 +33,7 @@ async fn buy(sale: &Inventory, ids: std::ops::Range<u32>, with_buyers: bool) {
 async fn bytes_per_operation_are_as_published() {
     let Some(place) = Place::redis().await else { return };
     let server = place.server.as_ref().expect("a server");
-    for (with_buyers, at_most) in [(false, 125), (true, 245)] {
+    for (with_buyers, at_most) in [(false, 115), (true, 235)] {
         let name = format!("sale-{with_buyers}");
         let sale = Inventory::builder(&place.dlock, name).stock(100_000).segments(4);
         let sale = sale.create().await.expect("a sale");
