@@ -281,10 +281,11 @@ pub struct View {
 }
 
 impl View {
-    /// The generations whose records are still found.
-    pub(crate) fn found_generations(&self) -> impl Iterator<Item = u64> {
+    /// The generations whose records are still found; 0 instead of one that is not,
+    /// or was never written.
+    pub(crate) fn found_generations(&self) -> [u64; 2] {
         let oldest = (self.now / self.retention).saturating_sub(1);
-        self.generations.into_iter().filter(move |&of| of != 0 && of >= oldest)
+        self.generations.map(|of| if of >= oldest { of } else { 0 })
     }
 
     /// Whether no record was dropped yet because its time was over.

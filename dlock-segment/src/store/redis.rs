@@ -113,9 +113,13 @@ impl Redis {
         let name = self.beside.redis_name(&sale.key)?;
         let view = self.view(sale).await?;
         // Newer ones first: holds, then by generation, then the buyers.
-        let mut hashes = vec![format!("{name}h")];
-        hashes.extend(view.found_generations().map(|generation| format!("{name}o{generation}")));
-        hashes.push(format!("{name}b"));
+        let [last, before] = view.found_generations();
+        let hashes = [
+            format!("{name}h"),
+            format!("{name}o{last}"),
+            format!("{name}o{before}"),
+            format!("{name}b"),
+        ];
         let mut place = from.0.split(' ');
         let mut next_number = || place.next().and_then(|it| it.parse::<u64>().ok()).unwrap_or(0);
         let (hash, cursor) = (next_number() as usize, next_number());
