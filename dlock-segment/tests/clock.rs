@@ -78,3 +78,19 @@ async fn an_audit_after_a_clock_ran_ahead_and_was_set_back_claims_nothing_wrong(
     assert_eq!(counts(&sale).await, (92, 0, 8));
     clean_audit(&sale).await;
 }
+
+/// What the server dropped while nobody looked is missed, and said to be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_audit_says_so_when_a_clock_ahead_made_the_server_drop_records() {
+    let Some((server, clock)) = Clock::of_a_server() else { return };
+    let sale = sale(&server).await;
+    buy(&sale, "first").await;
+    let records = server.cli(&["KEYS", "*:io*"]);
+    clock.ahead(RETENTION * 4);
+    assert_eq!(server.cli(&["EXISTS", &records]), "0", "{records}");
+    clock.ahead(Duration::ZERO);
+    let audit = sale.audit().await.unwrap();
+    let missing = audit.disagreements.iter().any(|it| it.what.contains("sold under an id"));
+    assert!(audit.exact && missing, "{audit:#?}");
+    assert_eq!(counts(&sale).await, (98, 0, 2), "the counts depend on no clock");
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dlock_core::{Dlock, ErrorKind, Guard, State, testing};
 use dlock_segment::{SegmentedLock, Take};
-use dlock_testkit::redis::{RedisServer, client};
+use dlock_testkit::redis::{RedisServer, TTL, client};
 
 /// Two clients of one store, and its server.
 struct Place {
@@ -29,7 +29,8 @@ impl Place {
 
     async fn redis() -> Option<Self> {
         let server = RedisServer::start()?;
-        let connect = || client(&server.url()).connect();
+        // A busy machine must not make a lease end that is not to.
+        let connect = || client(&server.url()).ttl(Duration::from_secs(10)).connect();
         let (dlock, another) = (connect().await.unwrap(), connect().await.unwrap());
         Some(Place { dlock, another, server: Some(server) })
     }
@@ -276,7 +277,8 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
             }
             server.pause();
         };
-        let (lost, ()) = tokio::join!(stock.take(for_ever), silence);
+        let brief = stock.clone().ttl(TTL);
+        let (lost, ()) = tokio::join!(brief.take(for_ever), silence);
         assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
         server.resume();
     }
