@@ -133,7 +133,9 @@ impl Run<'_> {
             if self.workers.iter().all(Worker::is_done) {
                 return total;
             }
-            let is_due = |kills: u64, of: u64| kills < of && done * (of + 1) >= total * kills;
+            // Over the first four fifths: whoever is done cannot be killed.
+            let is_due =
+                |kills: u64, of: u64| kills < of && done * (of + of / 4 + 1) >= total * kills;
             if is_due(self.kills, self.soak.kills) {
                 self.kills += 1;
                 self.any_moment().await;
