@@ -6,6 +6,8 @@ mod builder;
 mod checks;
 mod combiner;
 mod front;
+#[cfg(all(test, feature = "redis"))]
+mod idle;
 mod outcome;
 mod request;
 
@@ -73,11 +75,28 @@ pub(crate) struct Shared {
     sale: Sale,
     backing: Backing,
     front: Front,
+    in_use: Weak<InUse>,
 }
 
-/// The sales in use through a client.
+/// The sales in use through a client. The last handle of a sale takes it out.
 #[derive(Default)]
 struct InUse(Mutex<HashMap<(Key, u64), Weak<Shared>>>);
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Some(in_use) = self.in_use.upgrade() else { return };
+        let mut in_use = in_use.0.lock();
+        let name = (self.sale.key.clone(), self.sale.birth);
+        // Somebody may have opened it again since the last handle went.
+        if in_use.get(&name).is_some_and(|shared| shared.strong_count() == 0) {
+            in_use.remove(&name);
+        }
+        if in_use.len() < in_use.capacity() / 4 {
+            let room = in_use.len() * 2;
+            in_use.shrink_to(room);
+        }
+    }
+}
 
 impl Inventory {
     /// A sale to be made.
@@ -114,8 +133,8 @@ impl Inventory {
 
     fn of(dlock: &Dlock, key: Key, view: &View) -> Result<Self> {
         let sale = Sale { key, birth: view.birth };
-        let in_use = dlock.extension::<InUse>();
-        let mut in_use = in_use.0.lock();
+        let all = dlock.extension::<InUse>();
+        let mut in_use = all.0.lock();
         let known = in_use.get(&(sale.key.clone(), sale.birth)).and_then(Weak::upgrade);
         let shared = match known {
             Some(shared) => shared,
@@ -124,10 +143,8 @@ impl Inventory {
                     sale: sale.clone(),
                     backing: Backing::new(dlock, &sale)?,
                     front: Front::default(),
+                    in_use: Arc::downgrade(&all),
                 });
-                if in_use.len() == in_use.capacity() {
-                    in_use.retain(|_, shared| shared.strong_count() > 0);
-                }
                 in_use.insert((sale.key.clone(), sale.birth), Arc::downgrade(&shared));
                 shared
             }

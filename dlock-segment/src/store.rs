@@ -275,6 +275,27 @@ pub struct View {
     pub sold_by_id: u64,
     /// Rises with every change.
     pub changes: u64,
+    /// The generation of records that was written last, and the one before it; 0:
+    /// none was. The last may be ahead of the clock, if that was set back.
+    pub generations: [u64; 2],
+}
+
+impl View {
+    /// The generations whose records are still found; 0 instead of one that is not,
+    /// or was never written.
+    pub(crate) fn found_generations(&self) -> [u64; 2] {
+        let oldest = (self.now / self.retention).saturating_sub(1);
+        self.generations.map(|of| if of >= oldest { of } else { 0 })
+    }
+
+    /// Whether no record was dropped yet because its time was over.
+    pub(crate) fn has_all_records(&self) -> bool {
+        let first = self.birth / 1_000 / self.retention;
+        let [last, before] = self.generations;
+        let kept_all = before == 0 || [last, before] == [first + 1, first];
+        let oldest = if before == 0 { last } else { before };
+        kept_all && (oldest == 0 || self.now / self.retention <= oldest + 1)
+    }
 }
 
 /// What a request hears of the sale beside its answer.

@@ -1,14 +1,73 @@
-//! The segmented lock, on the embedded backend under paused time.
+//! The segmented lock, on the embedded backend under paused time, and on Redis.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock_core::{Dlock, ErrorKind, State, testing};
+use dlock_core::{Dlock, ErrorKind, Guard, State, testing};
 use dlock_segment::{SegmentedLock, Take};
+use dlock_testkit::redis::{RedisServer, TTL, client};
+
+/// Two clients of one store, and its server.
+struct Place {
+    dlock: Dlock,
+    another: Dlock,
+    server: Option<RedisServer>,
+}
+
+impl Place {
+    async fn memory() -> Self {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let url = format!("memory://segments-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let connect = || Dlock::connect(&url);
+        let (dlock, another) = (connect().await.unwrap(), connect().await.unwrap());
+        Place { dlock, another, server: None }
+    }
+
+    async fn redis() -> Option<Self> {
+        let server = RedisServer::start()?;
+        // A busy machine must not make a lease end that is not to.
+        let connect = || client(&server.url()).ttl(Duration::from_secs(10)).connect();
+        let (dlock, another) = (connect().await.unwrap(), connect().await.unwrap());
+        Some(Place { dlock, another, server: Some(server) })
+    }
+
+    /// So often where it costs nothing, fewer times where it takes round trips.
+    fn rounds(&self, embedded: usize, remote: usize) -> usize {
+        if self.server.is_some() { remote } else { embedded }
+    }
+}
+
+macro_rules! on_both_backends {
+    ($($test:ident),* $(,)?) => {
+        mod on_memory {
+            $(#[tokio::test(start_paused = true)]
+            async fn $test() {
+                super::$test(super::Place::memory().await).await;
+            })*
+        }
+        mod on_redis {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                let Some(place) = super::Place::redis().await else { return };
+                super::$test(place).await;
+            })*
+        }
+    };
+}
+
+on_both_backends!(
+    each_segment_is_offered_once_from_a_random_start,
+    a_busy_segment_is_passed_over_and_waited_for_last,
+    whichever_becomes_free_is_taken,
+    all_busy_ends_by_the_wait,
+    what_is_dry_is_tried_last_by_every_lock_of_the_key,
+    the_closure_form_excludes_per_segment_and_can_be_spawned,
+    loss_panic_and_cancellation_are_those_of_any_lock,
+);
 
 async fn visit_all(stock: &SegmentedLock) -> Vec<usize> {
     let mut segments = stock.pick();
@@ -21,25 +80,22 @@ async fn visit_all(stock: &SegmentedLock) -> Vec<usize> {
     seen
 }
 
-#[tokio::test(start_paused = true)]
-async fn each_segment_is_offered_once_from_a_random_start() {
-    let dlock = testing::client();
-    let stock = SegmentedLock::new(&dlock, "stock", 20).dry_for(Duration::ZERO);
+async fn each_segment_is_offered_once_from_a_random_start(place: Place) {
+    let stock = SegmentedLock::new(&place.dlock, "stock", 20).dry_for(Duration::ZERO);
     let mut starts = HashSet::new();
-    for _ in 0..200 {
+    let rounds = place.rounds(200, 12);
+    for _ in 0..rounds {
         let seen = visit_all(&stock).await;
         starts.insert(seen[0]);
         assert_eq!(seen.iter().collect::<HashSet<_>>().len(), 20);
         assert_eq!(seen.len(), 20);
     }
-    assert!(starts.len() > 10, "the start is random: {starts:?}");
+    assert!(starts.len() > if rounds > 100 { 10 } else { 3 }, "the start is random: {starts:?}");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_busy_segment_is_passed_over_and_waited_for_last() {
-    let dlock = testing::client();
-    let stock = SegmentedLock::new(&dlock, "stock", 3);
-    let mut holder = stock.pick();
+async fn a_busy_segment_is_passed_over_and_waited_for_last(place: Place) {
+    let stock = SegmentedLock::new(&place.dlock, "stock", 3);
+    let mut holder = SegmentedLock::new(&place.another, "stock", 3).pick();
     let (held, guard) = holder.next().await.unwrap().unwrap();
     let mut segments = stock.pick();
     for _ in 0..2 {
@@ -49,21 +105,20 @@ async fn a_busy_segment_is_passed_over_and_waited_for_last() {
     }
     let began = tokio::time::Instant::now();
     let release = async {
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
         drop(guard);
     };
     let (last, ()) = tokio::join!(segments.next(), release);
     assert_eq!(last.unwrap().unwrap().0.index(), held.index());
-    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert!(began.elapsed() >= Duration::from_millis(500));
     assert!(segments.next().await.unwrap().is_none());
 }
 
-#[tokio::test(start_paused = true)]
-async fn whichever_becomes_free_is_taken() {
-    let dlock = testing::client();
-    let stock = SegmentedLock::new(&dlock, "stock", 20);
-    for _ in 0..20 {
-        let mut holder = stock.pick();
+async fn whichever_becomes_free_is_taken(place: Place) {
+    let stock = SegmentedLock::new(&place.dlock, "stock", 20);
+    let elsewhere = SegmentedLock::new(&place.another, "stock", 20);
+    for _ in 0..place.rounds(20, 3) {
+        let mut holder = elsewhere.pick();
         let mut guards = Vec::new();
         while let Some((segment, guard)) = holder.next().await.unwrap() {
             guards.push((segment.index(), guard));
@@ -79,29 +134,26 @@ async fn whichever_becomes_free_is_taken() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn all_busy_ends_by_the_wait() {
-    let dlock = testing::client();
-    let stock = SegmentedLock::new(&dlock, "stock", 2).wait(Duration::from_millis(300));
-    let mut holder = stock.pick();
+async fn all_busy_ends_by_the_wait(place: Place) {
+    let stock = SegmentedLock::new(&place.dlock, "stock", 2).wait(Duration::from_millis(300));
+    let mut holder = SegmentedLock::new(&place.another, "stock", 2).pick();
     let _one = holder.next().await.unwrap().unwrap();
     let _two = holder.next().await.unwrap().unwrap();
     let error = stock.pick().next().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_is_dry_is_tried_last_by_every_lock_of_the_key() {
-    let dlock = testing::client();
-    for _ in 0..50 {
-        let first = SegmentedLock::new(&dlock, "stock", 5);
+async fn what_is_dry_is_tried_last_by_every_lock_of_the_key(place: Place) {
+    for round in 0..place.rounds(50, 10) {
+        let key = format!("stock-{round}");
+        let a_minute = Duration::from_secs(60);
+        let first = SegmentedLock::new(&place.dlock, key.clone(), 5).dry_for(a_minute);
         let mut segments = first.pick();
         let (dry, guard) = segments.next().await.unwrap().unwrap();
         segments.dry();
         drop(guard);
-        let another = SegmentedLock::new(&dlock, "stock", 5).dry_for(Duration::ZERO);
+        let another = SegmentedLock::new(&place.dlock, key, 5).dry_for(Duration::ZERO);
         assert_eq!(visit_all(&another).await.last(), Some(&dry.index()));
-        tokio::time::advance(Duration::from_secs(2)).await;
     }
 }
 
@@ -160,14 +212,14 @@ async fn bad_input_is_told_and_nothing_is_locked() {
     assert!(dlock.local_state().held.is_empty());
 }
 
-#[tokio::test]
-async fn the_closure_form_excludes_per_segment_and_can_be_spawned() {
-    let dlock = testing::client();
-    let stock = SegmentedLock::new(&dlock, "stock", 4);
+async fn the_closure_form_excludes_per_segment_and_can_be_spawned(place: Place) {
+    let here = SegmentedLock::new(&place.dlock, "stock", 4);
+    let there = SegmentedLock::new(&place.another, "stock", 4);
     let inside: Arc<[AtomicUsize; 4]> = Arc::default();
     let left = Arc::new(AtomicUsize::new(100));
     let tasks: Vec<_> = (0..150)
-        .map(|_| {
+        .map(|number| {
+            let stock = if number % 2 == 0 { &here } else { &there };
             let (stock, inside, left) = (stock.clone(), inside.clone(), left.clone());
             tokio::spawn(async move {
                 stock
@@ -196,32 +248,63 @@ async fn the_closure_form_excludes_per_segment_and_can_be_spawned() {
     assert_eq!(sold, 100);
 }
 
-#[tokio::test(start_paused = true)]
-async fn loss_panic_and_cancellation_are_those_of_any_lock() {
-    let dlock = Dlock::connect("memory://segmented-loss").await.unwrap();
-    let operator = Dlock::connect("memory://segmented-loss").await.unwrap();
+async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
+    let Place { dlock, another, server } = place;
     let stock = SegmentedLock::new(&dlock, "stock", 1);
-    let body = |_, _| async {
-        std::future::pending::<()>().await;
-        Ok::<_, dlock_core::Error>(Take::Done(()))
+    let elsewhere = SegmentedLock::new(&another, "stock", 1);
+    let token = AtomicU64::new(0);
+    let for_ever = |_, guard: Arc<Guard>| {
+        let before = token.swap(guard.token().get(), Ordering::SeqCst);
+        assert!(guard.token().get() > before, "a stale holder is told by its token");
+        async {
+            std::future::pending::<()>().await;
+            Ok::<_, dlock_core::Error>(Take::Done(()))
+        }
     };
     let breaking = async {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        operator.break_lock("stock:0").await.unwrap();
+        while another.break_lock("stock:0").await.unwrap() == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     };
-    let (lost, ()) = tokio::join!(stock.take(body), breaking);
+    let (lost, ()) = tokio::join!(stock.take(for_ever), breaking);
     assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
+
+    if let Some(server) = &server {
+        // The lease ends by this process's own clock, while the server says nothing.
+        let silence = async {
+            while dlock.local_state().held.is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            server.pause();
+        };
+        let brief = stock.clone().ttl(TTL);
+        let (lost, ()) = tokio::join!(brief.take(for_ever), silence);
+        assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
+        server.resume();
+    }
 
     let panicking = stock.clone();
     let panicked = tokio::spawn(async move {
         let body = |_, _| async { panic!("in the body") };
         panicking.take::<(), dlock_core::Error, _, _>(body).await
     });
-    assert!(panicked.await.is_err());
-    let cancelled = tokio::time::timeout(Duration::from_millis(10), stock.take(body)).await;
-    assert!(cancelled.is_err());
-    let free = stock.pick().next().await.unwrap();
-    assert!(free.is_some(), "nothing is left");
-    drop(free);
-    assert!(dlock.local_state().held.is_empty() && dlock.local_state().waiting.is_empty());
+    assert!(panicked.await.unwrap_err().is_panic());
+    for millis in [0, 1, 5, 50] {
+        let patience = Duration::from_millis(millis);
+        assert!(tokio::time::timeout(patience, stock.take(for_ever)).await.is_err());
+        // And one that waits for another.
+        let held = elsewhere.pick().next().await.unwrap().expect("it is free again");
+        assert!(tokio::time::timeout(patience, stock.take(for_ever)).await.is_err());
+        drop(held);
+    }
+    let held = elsewhere.pick().next().await.unwrap();
+    assert!(held.is_some(), "nothing is left");
+    drop(held);
+    while !dlock.local_state().held.is_empty() || !dlock.local_state().waiting.is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    drop((dlock, another, stock, elsewhere));
+    if let Some(server) = server {
+        server.assert_nothing_left().await;
+    }
 }

@@ -89,6 +89,12 @@ struct Walk {
     random: StdRng,
 }
 
+/// Mostly few.
+fn segments(random: &mut StdRng) -> u32 {
+    let few = random.random_range(1..9);
+    if random.random_ratio(1, 8) { 75 * few } else { few }
+}
+
 /// What went wrong.
 type Verdict = Result<(), String>;
 
@@ -103,7 +109,7 @@ impl Walk {
         let (stock, per_buyer) = (random.random_range(1..40), random.random_range(2..30));
         let sale = Inventory::builder(&place.dlock, format!("model-{seed}"))
             .stock(stock)
-            .segments(random.random_range(1..9))
+            .segments(segments(&mut random))
             .per_buyer(per_buyer)
             .sold_out_for(Duration::ZERO)
             .create()
@@ -128,8 +134,9 @@ impl Walk {
             7 | 8 => self.refund(quantity).await?,
             9 => self.restock(quantity).await?,
             10 => self.resolve().await?,
+            _ if self.random.random_ratio(1, 4) => self.burst().await?,
             _ => {
-                let segments = self.random.random_range(1..9);
+                let segments = segments(&mut self.random);
                 self.sale.resize(segments).await.map_err(|error| error.to_string())?;
             }
         }
@@ -160,6 +167,34 @@ impl Walk {
             }
             (refusal, result) => Err(format!("deduct should be `{refusal}`: {result:?}")),
         }
+    }
+
+    /// Many at the same time, each for itself: whoever finds something gets it.
+    async fn burst(&mut self) -> Verdict {
+        let many = self.random.random_range(2..300);
+        let number: u32 = self.random.random();
+        let mut buying = tokio::task::JoinSet::new();
+        for at in 0..many {
+            let sale = self.sale.clone();
+            buying.spawn(async move {
+                let (id, buyer) = (format!("b{number}-{at}"), format!("burst-{number}-{at}"));
+                let bought = sale.deduct(1).operation(&id).buyer(&buyer).send().await;
+                (id, buyer, bought)
+            });
+        }
+        let expected = self.model.available().min(many);
+        let mut served = 0;
+        while let Some(bought) = buying.join_next().await {
+            match bought.expect("no panic") {
+                (id, buyer, Ok(Deduction::Taken(receipt))) => {
+                    served += 1;
+                    self.keep(id, What::Deduction, 1, Some(buyer), Some(receipt))?;
+                }
+                (_, _, Ok(Deduction::SoldOut { .. })) => {}
+                (id, _, other) => return Err(format!("{id}: {other:?}")),
+            }
+        }
+        agree("served of a burst", served, expected)
     }
 
     async fn reserve(&mut self, quantity: u64, buyer: String) -> Verdict {

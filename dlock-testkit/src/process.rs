@@ -116,6 +116,11 @@ impl Puppet {
         let _ = self.process.wait();
     }
 
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.process.try_wait(), Ok(None))
+    }
+
     /// Waits for it to end by itself; whether it did so in time, and well.
     pub fn ended(&mut self, within: Duration) -> bool {
         let began = Instant::now();

@@ -209,6 +209,46 @@ impl RedisServer {
     }
 }
 
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
+
+/// The clock of a server, which a test sets.
+#[derive(Debug)]
+pub struct Clock {
+    file: PathBuf,
+}
+
+impl Clock {
+    /// A server with such a clock, or `None` if one of both is missing; see
+    /// [`found`](crate::servers::found).
+    ///
+    /// # Panics
+    /// If the server does not come up.
+    pub fn of_a_server() -> Option<(RedisServer, Clock)> {
+        if !crate::servers::found("libfaketime", Path::new(FAKETIME).exists()) {
+            return None;
+        }
+        let mut server = RedisServer::start()?;
+        let clock = Clock { file: server.directory().join("clock") };
+        clock.ahead(Duration::ZERO);
+        server.restart_in(&[
+            // The allocator that Redis comes with asks for the time too early.
+            ("LD_PRELOAD", &format!("{FAKETIME} libc.so.6")),
+            ("FAKETIME_TIMESTAMP_FILE", clock.file.to_str().expect("a path")),
+            ("FAKETIME_NO_CACHE", "1"),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ]);
+        Some((server, clock))
+    }
+
+    /// Sets it so much ahead of the real time.
+    ///
+    /// # Panics
+    /// If it cannot be set.
+    pub fn ahead(&self, by: Duration) {
+        std::fs::write(&self.file, format!("+{}", by.as_secs())).expect("the clock is set");
+    }
+}
+
 /// What is left behind at a server: keys, and connections and channels of clients.
 /// Who broke a lock is remembered for an hour and is not counted.
 fn left(server: &RedisServer) -> Vec<String> {

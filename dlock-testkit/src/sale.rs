@@ -1,31 +1,49 @@
-//! The soak of a sale: several processes buy, reserve, confirm, cancel and refund
-//! through networks that lose replies, drop futures on the way, and are killed and
-//! started again; meanwhile the sale is resized and evened out. In the end exactly
-//! what there was is sold, and the audit is clean.
+//! The soak of a sale: several processes buy, reserve, confirm, cancel, extend,
+//! refund, restock, resize and even out, through networks that lose and double
+//! messages; they drop futures on the way, and are killed and started again, and so
+//! is the server if it is asked for. In the end exactly what there was is sold, the
+//! audit is clean, and what the sale has on record is what everybody heard
+//! ([`answers`]) and what its journal says ([`replay`]).
 //!
 //! A worker goes through its attempts in order, each under an id of its own, and
 //! tells how far it is; one that was killed starts again there, so that some
 //! attempts are made twice, by two processes.
 
+mod answers;
+mod replay;
 mod worker;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use dlock_core::Dlock;
-use dlock_segment::{Deduction, Inventory};
+use dlock_segment::{Deduction, Error, Inventory, Resolved};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-pub use self::worker::work;
+pub use self::worker::{Part, work};
 use crate::process::Puppet;
 use crate::redis::RedisServer;
 
 /// Without any progress for so long, something has failed.
 const STUCK: Duration = Duration::from_secs(120);
+/// A worker that ended has told all it had to say by then.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// The name of the sale.
 const SALE: &str = "soak";
+/// The most units of a buyer.
+const PER_BUYER: u64 = 3;
+
+/// What the workers of a soak do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mix {
+    /// Mostly deductions, and some of everything else.
+    Sale,
+    /// What must lose no unit when it is killed: confirm, cancel, extend, refund,
+    /// restock, resize, rebalance, and what these need.
+    Settling,
+}
 
 /// How large a soak is.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +53,12 @@ pub struct Soak {
     pub attempts: u64,
     pub segments: u32,
     pub processes: u64,
+    /// How often a process is killed, and how often the server is.
     pub kills: u64,
+    pub server_kills: u64,
+    /// How many entries of the journal are kept; it is checked if that is all of them.
+    pub journal: u64,
+    pub mix: Mix,
     pub seed: u64,
 }
 
@@ -44,9 +67,14 @@ pub struct Soak {
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub struct Report {
     pub sold: u64,
+    pub restocked: u64,
     pub attempts: u64,
     pub operations: u64,
+    /// Answers that were heard, and entries of the journal that were replayed.
+    pub answers: u64,
+    pub entries: u64,
     pub kills: u64,
+    pub server_kills: u64,
     pub resizes: u32,
     pub took: Duration,
 }
@@ -56,25 +84,106 @@ struct Worker {
     number: u64,
     done: u64,
     until: u64,
+    gone_since: Option<Instant>,
+}
+
+/// A soak under way.
+struct Run<'a> {
+    program: &'a Path,
+    soak: Soak,
+    server: RedisServer,
+    workers: Vec<Worker>,
+    random: StdRng,
+    kills: u64,
+    server_kills: u64,
+}
+
+impl Run<'_> {
+    fn answers(&self, worker: u64) -> PathBuf {
+        self.server.directory().join(format!("answers-{worker}"))
+    }
+
+    fn start(&self, number: u64, from: u64) -> Worker {
+        let until = self.soak.attempts / self.soak.processes;
+        let part = Part {
+            port: self.server.port(),
+            seed: self.soak.seed,
+            mix: self.soak.mix,
+            // More than what can be sold to them, so that some hear "limit reached".
+            buyers: (self.soak.units / 2).max(1),
+            worker: number,
+            from,
+            until,
+            answers: self.answers(number),
+        };
+        let arguments = part.to_arguments();
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let puppet = Puppet::start(self.program, &arguments);
+        Worker { puppet, number, done: from, until, gone_since: None }
+    }
+
+    /// How many attempts are made. Kills are spread over them.
+    async fn until_done(&mut self) -> u64 {
+        let total: u64 = self.workers.iter().map(|worker| worker.until).sum();
+        let mut progress = (0, Instant::now());
+        loop {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            self.workers.iter_mut().for_each(Worker::listen);
+            let done: u64 = self.workers.iter().map(|worker| worker.done).sum();
+            if self.workers.iter().all(Worker::is_done) {
+                return total;
+            }
+            // Over the first four fifths: whoever is done cannot be killed.
+            let is_due =
+                |kills: u64, of: u64| kills < of && done * (of + of / 4 + 1) >= total * kills;
+            if is_due(self.kills, self.soak.kills) {
+                self.kills += 1;
+                self.any_moment().await;
+                self.kill_one();
+            }
+            if is_due(self.server_kills, self.soak.server_kills) {
+                self.server_kills += 1;
+                self.any_moment().await;
+                tokio::task::block_in_place(|| self.server.restart());
+            }
+            if done > progress.0 {
+                progress = (done, Instant::now());
+            }
+            assert!(progress.1.elapsed() < STUCK, "no worker gets on: stuck at {done} of {total}");
+        }
+    }
+
+    /// What is killed is not always just telling how far it is.
+    async fn any_moment(&mut self) {
+        tokio::time::sleep(Duration::from_micros(self.random.random_range(0..60_000))).await;
+    }
+
+    fn kill_one(&mut self) {
+        let busy = self.workers.iter().enumerate().filter(|(_, worker)| !worker.is_done());
+        let busy: Vec<usize> = busy.map(|(at, _)| at).collect();
+        let at = busy[self.random.random_range(0..busy.len())];
+        self.workers[at].puppet.kill();
+        let Worker { number, done, .. } = self.workers[at];
+        self.workers[at] = self.start(number, done);
+    }
 }
 
 impl Worker {
-    fn start(program: &Path, server: &RedisServer, soak: Soak, number: u64, from: u64) -> Self {
-        let until = soak.attempts / soak.processes;
-        let numbers = [server.port().into(), soak.seed, number, from, until];
-        let numbers = numbers.map(|number: u64| number.to_string());
-        let mut arguments = vec!["worker"];
-        arguments.extend(numbers.iter().map(String::as_str));
-        let puppet = Puppet::start(program, &arguments);
-        Worker { puppet, number, done: from, until }
-    }
-
     /// Hears how far it is.
     fn listen(&mut self) {
+        if !self.puppet.is_running() {
+            let since = *self.gone_since.get_or_insert_with(Instant::now);
+            let failed = !self.is_done() && since.elapsed() > LAST_WORDS;
+            assert!(!failed, "worker {} failed at {}", self.number, self.done);
+        }
         for line in self.puppet.rest() {
             let done = line.strip_prefix("done ").and_then(|done| done.parse().ok());
             self.done = self.done.max(done.unwrap_or(0));
         }
+    }
+
+    fn is_done(&self) -> bool {
+        self.done >= self.until
     }
 }
 
@@ -83,71 +192,102 @@ impl Worker {
 /// # Panics
 /// If anything is not as it must be.
 pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
-    let server = RedisServer::start()?;
+    let durable = ["--appendonly", "yes", "--appendfsync", "always"];
+    let server = RedisServer::with(if soak.server_kills > 0 { &durable } else { &[] })?;
     let dlock = Dlock::connect(&server.url()).await.expect("a client");
     let sale = Inventory::builder(&dlock, SALE).stock(soak.units).segments(soak.segments);
-    let sale = sale.create().await.expect("a sale");
+    let sale = sale.per_buyer(PER_BUYER).journal(soak.journal).create().await.expect("a sale");
     let began = Instant::now();
-    let mut random = StdRng::seed_from_u64(soak.seed);
-    let mut workers: Vec<Worker> = (0..soak.processes)
-        .map(|number| Worker::start(program, &server, soak, number, 0))
-        .collect();
-    let (mut kills, mut resizes) = (0, 0);
-    let mut progress = (0, Instant::now());
-    // Kills are spread over the run, by how far it is.
-    let total = workers.iter().map(|worker| worker.until).sum::<u64>();
-    loop {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        workers.iter_mut().for_each(Worker::listen);
-        let done: u64 = workers.iter().map(|worker| worker.done).sum();
-        if workers.iter().all(|worker| worker.done >= worker.until) {
-            break;
-        }
-        if kills < soak.kills && done * (soak.kills + 1) >= total * kills {
-            kills += 1;
-            let busy: Vec<usize> =
-                (0..workers.len()).filter(|at| workers[*at].done < workers[*at].until).collect();
-            let at = busy[random.random_range(0..busy.len())];
-            let Worker { number, done, .. } = workers[at];
-            workers[at].puppet.kill();
-            workers[at] = Worker::start(program, &server, soak, number, done);
-            if random.random() {
-                let segments = random.random_range(1..=soak.segments * 2);
-                sale.resize(segments).await.expect("resized");
-                resizes += 1;
-            } else {
-                sale.rebalance().await.expect("evened out");
-            }
-        }
-        if done > progress.0 {
-            progress = (done, Instant::now());
-        }
-        assert!(progress.1.elapsed() < STUCK, "no worker gets on: stuck at {done} of {total}");
-    }
-    drop(workers);
-    let operations = settle(&sale, soak).await;
-    let (attempts, took) = (total, began.elapsed());
-    Some(Report { sold: soak.units, attempts, operations, kills, resizes, took })
-}
+    let random = StdRng::seed_from_u64(soak.seed);
+    let mut run =
+        Run { program, soak, server, workers: Vec::new(), random, kills: 0, server_kills: 0 };
+    run.workers = (0..soak.processes).map(|number| run.start(number, 0)).collect();
+    let attempts = run.until_done().await;
+    run.workers.clear();
 
-/// Sells the rest, and counts everything.
-async fn settle(sale: &Inventory, soak: Soak) -> u64 {
-    loop {
-        match sale.deduct(1).send().await.expect("an answer") {
-            Deduction::Taken(_) => {}
-            Deduction::SoldOut { reserved: 0, .. } => break,
-            Deduction::SoldOut { .. } => tokio::time::sleep(Duration::from_millis(50)).await,
-            other => panic!("{other:?}"),
-        }
-    }
+    let sold = sell_the_rest(&sale).await;
     let audit = sale.audit().await.expect("an audit");
     assert!(audit.is_clean() && audit.exact, "{:#?}", audit.disagreements);
-    assert_eq!((audit.sold, audit.available, audit.reserved), (soak.units, 0, 0));
+    assert_eq!((audit.sold, audit.available, audit.reserved), (sold, 0, 0));
+    let mut heard = answers::Heard::default();
+    for worker in 0..soak.processes {
+        heard.compare(&sale, &run.answers(worker)).await;
+    }
+    let restocked = heard.restocked();
+    assert_eq!((audit.initial, audit.restocked), (soak.units, restocked), "each delivery once");
+    assert_eq!(sold, soak.units + restocked, "sold exactly what there was");
+    let entries = replay::replay(&sale, soak).await;
     // Whoever asks once more takes nothing.
     for number in (0..soak.attempts / soak.processes).rev().take(1_000) {
         let _ = sale.deduct(1).operation(worker::id(0, number)).send().await;
     }
     let stock = sale.stock().await.expect("the stock");
-    assert_eq!((stock.sold, stock.available), (soak.units, 0));
-    audit.operations
+    assert_eq!((stock.sold, stock.available), (sold, 0));
+    Some(Report {
+        sold,
+        restocked,
+        attempts,
+        operations: audit.operations,
+        answers: heard.count(),
+        entries,
+        kills: run.kills,
+        server_kills: run.server_kills,
+        resizes: stock.epoch,
+        took: began.elapsed(),
+    })
+}
+
+/// Sells what is left when all reservations have ended; answers what is sold in all.
+async fn sell_the_rest(sale: &Inventory) -> u64 {
+    until_known("the limit", || sale.limit_per_buyer(None)).await;
+    loop {
+        let stock = until_known("the stock", || sale.stock()).await;
+        if stock.available > 0 {
+            let rest = stock.available.min(dlock_segment::MAX_QUANTITY);
+            let sold = sale.deduct(rest).send().await.expect("an answer");
+            assert!(matches!(sold, Deduction::Taken(_)), "{sold:?}");
+        } else if stock.reserved == 0 {
+            return stock.sold;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Looks up what the sale has on record of these ids.
+async fn with_records<T: Send + 'static>(
+    sale: &Inventory,
+    ids: impl IntoIterator<Item = (String, T)>,
+    compare: fn(&str, &T, &Resolved),
+) {
+    let mut asked = tokio::task::JoinSet::new();
+    for (id, told) in ids {
+        let sale = sale.clone();
+        asked.spawn(async move {
+            let resolved = until_known(&id, || sale.resolve(&id)).await;
+            compare(&id, &told, &resolved);
+        });
+        if asked.len() >= 1_000 {
+            asked.join_next().await.expect("some are asked").expect("all agrees");
+        }
+    }
+    while let Some(asked) = asked.join_next().await {
+        asked.expect("all agrees");
+    }
+}
+
+/// Asks until the answer is known: the network and the server come back.
+async fn until_known<T, F>(what: &str, ask: impl Fn() -> F) -> T
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    for _ in 0..600 {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) if error.is_retryable() => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => panic!("{what}: {error:?}"),
+        }
+    }
+    panic!("{what}: never answered");
 }

@@ -9,8 +9,7 @@ use dlock_core::{Dlock, Error, ErrorKind, Guard, LossReason, Released, State};
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::holder::Holder;
 use dlock_testkit::proxy::Proxy;
-use dlock_testkit::redis::{RedisServer, TTL, client};
-use dlock_testkit::servers;
+use dlock_testkit::redis::{Clock, RedisServer, TTL, client};
 
 const CALL: Duration = Duration::from_secs(1);
 const SECRET: &str = "right-horse";
@@ -191,32 +190,16 @@ async fn row_13_a_thousand_waiters_for_a_minute() {
     waiters_without_a_server(1_000, Duration::from_secs(60)).await;
 }
 
-const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
-
 /// The server's clock jumps forth and back: who holds by its own clock may be
 /// overtaken, but tokens rise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_14_tokens_rise_when_the_servers_clock_jumps() {
-    let there = std::path::Path::new(FAKETIME).exists();
-    if !servers::found("libfaketime", there) {
-        return;
-    }
-    let Some(mut server) = RedisServer::start() else { return };
-    let clock = server.directory().join("clock");
-    let set = |offset: &str| std::fs::write(&clock, offset).expect("the clock is set");
-    set("+0");
-    server.restart_in(&[
-        // The allocator that Redis comes with asks for the time too early.
-        ("LD_PRELOAD", &format!("{FAKETIME} libc.so.6")),
-        ("FAKETIME_TIMESTAMP_FILE", clock.to_str().expect("a path")),
-        ("FAKETIME_NO_CACHE", "1"),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-    ]);
+    let Some((server, clock)) = Clock::of_a_server() else { return };
     let (one, two) = (server.client(), server.client());
     let time = || server.cli(&["TIME"]).lines().next().and_then(|it| it.parse::<u64>().ok());
     let before = time().expect("a time");
     let first = one.mutex("a").lock().await.expect("the lock");
-    set("+600");
+    clock.ahead(Duration::from_secs(600));
     assert!(time().expect("a time") >= before + 600, "the clock did not jump");
     let second = two.mutex("a").lock().await.expect("expired by the server's clock");
     assert!(second.token() > first.token());
@@ -224,7 +207,7 @@ async fn row_14_tokens_rise_when_the_servers_clock_jumps() {
     assert!(matches!(lost, LossReason::Forgotten | LossReason::Deadline), "{lost}");
     assert_eq!(first.release().await.expect("an answer"), Released::AlreadyLost);
     // Back: what is held seems to last for longer, and the counter goes on.
-    set("+0");
+    clock.ahead(Duration::ZERO);
     tokio::time::sleep(TTL * 2).await;
     assert_eq!(second.state(), State::Held, "by its own clock, and renewed");
     let token = second.token();
@@ -232,7 +215,7 @@ async fn row_14_tokens_rise_when_the_servers_clock_jumps() {
     let third = one.mutex("a").lock().await.expect("the lock");
     assert!(third.token() > token, "{:?} after {token:?}", third.token());
     drop((third, one, two));
-    set("+601"); // the counter lasts for a second of the clock that was
+    clock.ahead(Duration::from_secs(601)); // the counter lasts for a second of the clock that was
     server.assert_nothing_left().await;
 }
 

@@ -91,6 +91,13 @@ impl Combiner {
         next
     }
 
+    /// Room for batches that wait, and the calls under way.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> (usize, usize) {
+        let line = self.line.lock();
+        (line.waiting.capacity(), line.in_flight)
+    }
+
     fn fail_all(&self, error: &Error) {
         let waiting = std::mem::take(&mut self.line.lock().waiting);
         for batch in waiting {

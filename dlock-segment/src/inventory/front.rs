@@ -101,3 +101,73 @@ impl Front {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AGE: Duration = Duration::from_secs(60);
+
+    /// What an answer knew: after so many changes, so much is left.
+    fn glance(changes: u64, available: u64) -> Glance {
+        Glance { now: 1_000, available, reserved: 0, next_expiry: 0, opens_at: 0, changes }
+    }
+
+    fn learned(answers: &[(Glance, Answer)]) -> Front {
+        let front = Front::default();
+        for (glance, answer) in answers {
+            front.learn(glance, answer, AGE);
+        }
+        front
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_older_sold_out_tells_nothing() {
+        let stock_is_back = (glance(8, 5), Answer::Absent);
+        let sold_out = (glance(7, 0), Answer::SoldOut);
+        let in_order = learned(&[sold_out.clone(), stock_is_back.clone()]);
+        assert!(in_order.sold_out(1).is_none(), "it falls when stock is seen");
+        let crossed = learned(&[stock_is_back.clone(), sold_out.clone()]);
+        assert!(crossed.sold_out(1).is_none(), "the answers crossed");
+        // What came before both of them does not matter, and what comes after does.
+        let crossed = learned(&[sold_out.clone(), stock_is_back.clone(), sold_out]);
+        assert!(crossed.sold_out(1).is_none());
+        let again = learned(&[stock_is_back, (glance(9, 0), Answer::SoldOut)]);
+        assert!(again.sold_out(1).is_some());
+        // Two that nothing lies between tell the same.
+        let same =
+            learned(&[(glance(9, 0), Answer::LimitReached), (glance(9, 0), Answer::SoldOut)]);
+        assert!(same.sold_out(1).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_wants_less_than_there_is_still_asks() {
+        let front = learned(&[(glance(7, 3), Answer::SoldOut)]);
+        assert!(front.sold_out(3).is_none());
+        assert!(front.sold_out(4).is_some());
+        front.learn(&glance(8, 2), &Answer::Absent, AGE);
+        assert!(front.sold_out(4).is_some(), "less is no return of stock");
+        front.learn(&glance(9, 4), &Answer::Absent, AGE);
+        assert!(front.sold_out(4).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_lasts_for_its_age_and_no_longer_than_the_next_reservation() {
+        let front = learned(&[(glance(7, 0), Answer::SoldOut)]);
+        tokio::time::advance(AGE - Duration::from_millis(1)).await;
+        assert!(front.sold_out(1).is_some());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(front.sold_out(1).is_none());
+
+        let reserved = Glance { reserved: 2, next_expiry: 3_000, ..glance(8, 0) };
+        front.learn(&reserved, &Answer::SoldOut, AGE);
+        tokio::time::advance(Duration::from_millis(1_500)).await;
+        let said = front.sold_out(1).expect("reserved for now");
+        assert_eq!((said.reserved, said.next_expiry), (2, Some(Duration::from_millis(500))));
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert!(front.sold_out(1).is_none());
+
+        front.learn(&glance(9, 0), &Answer::SoldOut, Duration::ZERO);
+        assert!(front.sold_out(1).is_none(), "an age of zero: always asks");
+    }
+}

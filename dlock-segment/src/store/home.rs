@@ -86,6 +86,7 @@ impl Home {
             next_expiry: self.ledger.next_expiry(),
             sold_by_id: self.sold_by_id,
             changes: self.changes,
+            generations: self.ledger.generations(),
         }
     }
 

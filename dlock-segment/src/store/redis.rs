@@ -115,12 +115,12 @@ impl Redis {
     async fn page(&self, sale: &Sale, from: Cursor) -> Result<Page> {
         let name = self.beside.redis_name(&sale.key)?;
         let view = self.view(sale).await?;
-        let generation = view.now / view.retention;
         // Newer ones first: holds, then by generation, then the buyers.
+        let [last, before] = view.found_generations();
         let hashes = [
             format!("{name}h"),
-            format!("{name}o{generation}"),
-            format!("{name}o{}", generation.saturating_sub(1)),
+            format!("{name}o{last}"),
+            format!("{name}o{before}"),
             format!("{name}b"),
         ];
         let mut place = from.0.split(' ');

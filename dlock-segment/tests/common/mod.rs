@@ -20,14 +20,14 @@ impl Place {
 
     pub(crate) async fn redis() -> Option<Self> {
         let server = RedisServer::start()?;
-        let dlock = Dlock::connect(&server.url()).await.expect("a client");
+        let dlock = patient(&server).await;
         Some(Place { dlock, server: Some(server) })
     }
 
     /// Another client of the same store, as another process would have.
     pub(crate) async fn another(&self) -> Dlock {
         match &self.server {
-            Some(server) => Dlock::connect(&server.url()).await.expect("a client"),
+            Some(server) => patient(server).await,
             None => self.dlock.clone(),
         }
     }
@@ -40,6 +40,12 @@ impl Place {
             .await
             .expect("a sale")
     }
+}
+
+/// A client that a busy machine does not make give up.
+async fn patient(server: &RedisServer) -> Dlock {
+    let client = Dlock::builder().url(&server.url()).call_timeout(Duration::from_secs(20));
+    client.connect().await.expect("a client")
 }
 
 /// Runs each test on both stores.

@@ -1,12 +1,21 @@
 //! Refunds, supply, segments, audit and journal.
 
+use std::time::{Duration, Instant};
+
 use dlock_segment::{Effect, Error, HoldState, Inventory, Receipt, Refund};
 
 use super::common::{self, Place, clean_audit, counts, taken};
 use super::{held, refunded};
 use crate::on_both_stores;
 
-on_both_stores!(refunds, restock_is_idempotent, resize_keeps_receipts, audit_sums_up, journal,);
+on_both_stores!(
+    refunds,
+    restock_is_idempotent,
+    resize_keeps_receipts,
+    audit_sums_up,
+    an_audit_is_clean_at_any_age,
+    journal,
+);
 
 async fn refunds(place: Place) {
     let sale = place.sale(10, 4).await;
@@ -96,6 +105,33 @@ async fn audit_sums_up(place: Place) {
         .iter()
         .fold((0, 0), |(held, sold), segment| (held + segment.held, sold + segment.sold_by_id));
     assert_eq!(sums, (5, 4));
+}
+
+/// Records come and go while it counts.
+async fn an_audit_is_clean_at_any_age(place: Place) {
+    let retention = Duration::from_millis(40);
+    let sale = Inventory::builder(&place.dlock, "sale").stock(1_000_000).segments(4);
+    let sale = sale.per_buyer(1_000_000).retention(retention).create().await.unwrap();
+    let began = Instant::now();
+    let mut number = 0;
+    while began.elapsed() < 12 * retention {
+        for _ in 0..10 {
+            number += 1;
+            let id = format!("o-{number}");
+            taken(sale.deduct(2).operation(&id).buyer("u").send().await.unwrap());
+            if number % 3 == 0 {
+                // Unless it is forgotten already, on a slow machine.
+                let _ = sale.refund(&id).quantity(1).operation(format!("f-{number}")).send().await;
+            }
+        }
+        let id = format!("r-{number}");
+        let lasts = Duration::from_millis(number % 60 + 1);
+        held(sale.reserve(1).operation(id).buyer("u").expires_in(lasts).send().await.unwrap());
+        let audit = sale.audit().await.unwrap();
+        assert!(audit.is_clean(), "{audit:#?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    counts(&sale).await;
 }
 
 async fn journal(place: Place) {

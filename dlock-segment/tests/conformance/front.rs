@@ -5,10 +5,15 @@ use std::time::Duration;
 use dlock_segment::{Error, Inventory};
 
 use super::common::{self, Place, counts, eventually, is_sold_out, taken};
-use super::refunded;
+use super::{held, refunded};
 use crate::on_both_stores;
 
-on_both_stores!(the_sold_out_flag_falls, an_age_that_no_clock_can_count, throttled,);
+on_both_stores!(
+    the_sold_out_flag_falls,
+    the_flag_falls_however_units_return,
+    an_age_that_no_clock_can_count,
+    throttled,
+);
 
 async fn the_sold_out_flag_falls(place: Place) {
     let sale = place.sale(1, 1).await.sold_out_for(Duration::from_secs(3_600));
@@ -34,6 +39,33 @@ async fn the_sold_out_flag_falls(place: Place) {
         !is_sold_out(&brief.deduct(1).send().await.unwrap())
     })
     .await;
+}
+
+/// Seen by this process, a return of units ends it at once.
+async fn the_flag_falls_however_units_return(place: Place) {
+    let sale = place.sale(3, 2).await.sold_out_for(Duration::from_secs(3_600));
+    taken(sale.deduct(2).operation("bought").send().await.unwrap());
+    let short = Duration::from_millis(300);
+    held(sale.reserve(1).operation("brief").expires_in(short).send().await.unwrap());
+    let buys_again = async |what: &str| {
+        taken(sale.deduct(1).send().await.unwrap());
+        assert!(is_sold_out(&sale.deduct(1).send().await.unwrap()), "after {what}");
+        assert!(is_sold_out(&sale.deduct(1).send().await.unwrap()), "believed, after {what}");
+    };
+    assert!(is_sold_out(&sale.deduct(1).send().await.unwrap()));
+    tokio::time::sleep(short).await;
+    eventually("it expires", async || sale.stock().await.unwrap().available == 1).await;
+    buys_again("an expiry").await;
+    sale.refund("bought").quantity(1).operation("refund").send().await.unwrap();
+    buys_again("a refund").await;
+    sale.restock(1).send().await.unwrap();
+    buys_again("a restock").await;
+    sale.restock(1).send().await.unwrap();
+    held(sale.reserve(1).operation("held").send().await.unwrap());
+    assert!(is_sold_out(&sale.deduct(1).send().await.unwrap()));
+    sale.reservation("held").cancel().await.unwrap();
+    buys_again("a cancellation").await;
+    assert_eq!(counts(&sale).await, (0, 0, 5));
 }
 
 async fn throttled(place: Place) {

@@ -6,18 +6,17 @@
 //! ```
 //!
 //! Options, each with a number: `--units`, `--attempts`, `--segments`,
-//! `--processes`, `--kills`, `--seed`.
+//! `--processes`, `--kills`, `--server-kills`, `--journal`, `--seed`; `--settling 1`:
+//! no deductions alone, but what must lose no unit when it is killed.
 
-use dlock_testkit::sale::{Soak, soak, work};
+use dlock_testkit::sale::{Mix, Part, Soak, soak, work};
 
 #[tokio::main(worker_threads = 2)]
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |text: &String| text.parse::<u64>().unwrap_or_else(|_| usage());
     if arguments.first().is_some_and(|first| first == "worker") {
-        let [port, seed, worker, from, until] = &arguments[1..] else { usage() };
-        let port = u16::try_from(number(port)).unwrap_or_else(|_| usage());
-        work(port, number(seed), number(worker), number(from), number(until)).await;
+        work(Part::from_arguments(&arguments[1..]).unwrap_or_else(|| usage())).await;
         return;
     }
     let mut wanted = Soak {
@@ -26,6 +25,9 @@ async fn main() {
         segments: 64,
         processes: 4,
         kills: 40,
+        server_kills: 0,
+        journal: 8_000_000,
+        mix: Mix::Sale,
         seed: 1,
     };
     for pair in arguments.chunks(2) {
@@ -37,6 +39,9 @@ async fn main() {
             "--segments" => wanted.segments = u32::try_from(value).unwrap_or_else(|_| usage()),
             "--processes" => wanted.processes = value.max(1),
             "--kills" => wanted.kills = value,
+            "--server-kills" => wanted.server_kills = value,
+            "--journal" => wanted.journal = value.max(1),
+            "--settling" => wanted.mix = if value == 0 { Mix::Sale } else { Mix::Settling },
             "--seed" => wanted.seed = value,
             _ => usage(),
         }

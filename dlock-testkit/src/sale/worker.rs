@@ -1,5 +1,6 @@
 //! One process of the soak.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,14 +10,13 @@ use dlock_segment::{Deduction, Error, HoldState, Inventory, Refund, Reservation,
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use super::SALE;
+use super::answers::Answers;
+use super::{Mix, SALE, until_known};
 use crate::proxy::{Once, Proxy};
 
-/// Attempts between two tellings of how far it is.
-const CHUNK: u64 = 5_000;
+/// It tells how far it is about so often.
+const TELLINGS: u64 = 20;
 const TASKS: u64 = 400;
-/// A network fault about this often.
-const FAULTS: Duration = Duration::from_secs(2);
 /// How long a reservation lasts.
 const LASTS: Duration = Duration::from_millis(300);
 
@@ -24,45 +24,72 @@ pub(super) fn id(worker: u64, attempt: u64) -> String {
     format!("w{worker}-{attempt}")
 }
 
-/// Makes the attempts `from..until` of a worker and tells how far it is.
+/// What one worker has to do.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the fields are named like what they hold")]
+pub struct Part {
+    pub port: u16,
+    pub seed: u64,
+    pub mix: Mix,
+    pub buyers: u64,
+    pub worker: u64,
+    /// Its attempts.
+    pub from: u64,
+    pub until: u64,
+    /// The file for what it hears.
+    pub answers: PathBuf,
+}
+
+impl Part {
+    /// As arguments of a process.
+    pub(super) fn to_arguments(&self) -> Vec<String> {
+        let Part { port, seed, mix, buyers, worker, from, until, answers } = self;
+        let settling = u64::from(*mix == Mix::Settling);
+        let numbers = [u64::from(*port), *seed, settling, *buyers, *worker, *from, *until];
+        let numbers = numbers.iter().map(u64::to_string);
+        let answers = answers.display().to_string();
+        ["worker".to_owned()].into_iter().chain(numbers).chain([answers]).collect()
+    }
+
+    /// As the arguments after the first say it.
+    pub fn from_arguments(arguments: &[String]) -> Option<Self> {
+        let [numbers @ .., answers] = arguments else { return None };
+        let numbers: Vec<u64> = numbers.iter().map_while(|number| number.parse().ok()).collect();
+        let [port, seed, settling, buyers, worker, from, until] = numbers[..] else { return None };
+        let mix = if settling == 0 { Mix::Sale } else { Mix::Settling };
+        let (port, answers) = (u16::try_from(port).ok()?, answers.into());
+        Some(Part { port, seed, mix, buyers, worker, from, until, answers })
+    }
+}
+
+/// Makes the attempts of a worker and tells how far it is.
 ///
 /// # Panics
 /// If anything is not as it must be.
-pub async fn work(port: u16, seed: u64, worker: u64, from: u64, until: u64) {
-    let proxy = Proxy::start(port).await;
-    let client = Dlock::builder().url(&proxy.url()).call_timeout(Duration::from_secs(2));
-    let dlock = client.connect().await.expect("a client");
-    let sale = Inventory::open(&dlock, SALE).await.expect("the sale");
-    let faults = tokio::spawn(async move {
-        let mut random = StdRng::seed_from_u64(seed ^ from);
-        loop {
-            tokio::time::sleep(FAULTS.mul_f64(random.random_range(0.2..1.8))).await;
-            match random.random_range(0..4) {
-                0 => proxy.cut(),
-                1 => proxy.once(Once::DuplicateRequest, "EVALSHA"),
-                _ => proxy.once(Once::LoseReply, "EVALSHA"),
-            }
-        }
-    });
-    let mut start = from;
-    while start < until {
-        let end = until.min(start + CHUNK);
+pub async fn work(part: Part) {
+    let proxy = Proxy::start(part.port).await;
+    let url = proxy.url();
+    let client = || Dlock::builder().url(&url).call_timeout(Duration::from_secs(2)).connect();
+    let dlock = until_known("a client", async || client().await.map_err(Error::from)).await;
+    let sale = until_known("the sale", || Inventory::open(&dlock, SALE)).await;
+    let answers = Arc::new(Answers::append_to(&part.answers));
+    let faults = tokio::spawn(faults(proxy, part.clone()));
+    let chunk = (part.until / TELLINGS).clamp(50, 5_000);
+    let mut start = part.from;
+    while start < part.until {
+        let end = part.until.min(start + chunk);
         let next = Arc::new(AtomicU64::new(start));
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..TASKS.min(end - start) {
-            let (sale, next) = (sale.clone(), next.clone());
+            let (sale, answers, next) = (sale.clone(), answers.clone(), next.clone());
+            let part = part.clone();
             tasks.spawn(async move {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= end {
                         return;
                     }
-                    let buyer = Attempt {
-                        sale: &sale,
-                        id: id(worker, number),
-                        random: StdRng::seed_from_u64(seed ^ (worker << 48) ^ number),
-                    };
-                    buyer.make().await;
+                    Attempt::new(&part, &sale, &answers, number).make(part.mix).await;
                 }
             });
         }
@@ -75,100 +102,189 @@ pub async fn work(port: u16, seed: u64, worker: u64, from: u64, until: u64) {
     faults.abort();
 }
 
+/// What the network does meanwhile.
+async fn faults(proxy: Proxy, part: Part) {
+    let often = Duration::from_millis(if part.until < 100_000 { 400 } else { 2_000 });
+    let mut random = StdRng::seed_from_u64(part.seed ^ part.from);
+    loop {
+        tokio::time::sleep(often.mul_f64(random.random_range(0.2..1.8))).await;
+        match random.random_range(0..4) {
+            0 => proxy.cut(),
+            1 => proxy.once(Once::DuplicateRequest, "EVALSHA"),
+            _ => proxy.once(Once::LoseReply, "EVALSHA"),
+        }
+    }
+}
+
 struct Attempt<'a> {
     sale: &'a Inventory,
+    answers: &'a Answers,
     id: String,
+    buyer: String,
     random: StdRng,
 }
 
-impl Attempt<'_> {
-    async fn make(mut self) {
-        match self.random.random_range(0..100) {
-            0..70 => {
-                self.buy(1).await;
-            }
-            70..80 => {
-                // Without an id: whatever comes of it is counted by the sale alone.
-                let _ = self.sale.deduct(1).send().await;
-            }
-            80..88 => self.reserve().await,
-            88..92 => {
-                let quantity = self.random.random_range(1..4);
-                if self.buy(quantity).await {
-                    self.refund(quantity).await;
+impl<'a> Attempt<'a> {
+    fn new(part: &Part, sale: &'a Inventory, answers: &'a Answers, number: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(part.seed ^ (part.worker << 48) ^ number);
+        let buyer = format!("u{}", random.random_range(0..part.buyers));
+        Attempt { sale, answers, id: id(part.worker, number), buyer, random }
+    }
+
+    async fn make(mut self, mix: Mix) {
+        let chance = self.random.random_range(0..10_000);
+        match mix {
+            Mix::Sale => match chance {
+                0..6_000 => drop(self.buy(1).await),
+                6_000..7_000 => {
+                    // Without an id: whatever comes of it is in the journal alone.
+                    let _ = self.sale.deduct(1).buyer(&self.buyer).send().await;
                 }
-            }
-            92..96 => {
-                let patience = Duration::from_micros(self.random.random_range(0..3_000));
-                let buying = self.sale.deduct(1).operation(&self.id).send();
-                let _ = tokio::time::timeout(patience, buying).await;
-            }
-            96..98 => {
-                let resolved = self.until_known(|| self.sale.resolve(&self.id)).await;
-                if resolved == Resolved::NotApplied {
-                    let late = self.deduct(1).await;
-                    assert_eq!(late, Deduction::Refused, "{}", self.id);
-                }
-            }
-            _ => {
-                let (one, two) = tokio::join!(self.deduct(1), self.deduct(1));
-                if let (Deduction::Taken(one), Deduction::Taken(two)) = (one, two) {
-                    assert_eq!(one, two, "the same operation, the same receipt");
-                }
-            }
+                7_000..8_200 => self.reserve().await,
+                8_200..8_700 => self.buy_and_refund().await,
+                8_700..9_200 => self.give_up().await,
+                9_200..9_400 => self.resolve_first().await,
+                9_400..9_600 => self.cancel_first().await,
+                9_600..9_900 => self.buy_twice().await,
+                9_900..9_990 => self.restock().await,
+                9_990..9_999 => self.rebalance().await,
+                _ => self.resize().await,
+            },
+            Mix::Settling => match chance {
+                0..5_000 => self.reserve().await,
+                5_000..8_000 => self.buy_and_refund().await,
+                8_000..9_400 => self.restock().await,
+                9_400..9_500 => self.cancel_first().await,
+                9_500..9_900 => self.rebalance().await,
+                _ => self.resize().await,
+            },
         }
     }
 
     async fn deduct(&self, quantity: u64) -> Deduction {
-        self.until_known(|| self.sale.deduct(quantity).operation(&self.id).send()).await
+        let deduct = || self.sale.deduct(quantity).operation(&self.id).buyer(&self.buyer).send();
+        let answer = until_known(&self.id, deduct).await;
+        if let Deduction::Taken(receipt) = &answer {
+            assert_eq!(receipt.quantity, quantity);
+            self.answers.taken(&self.id, receipt);
+        }
+        answer
     }
 
     async fn buy(&self, quantity: u64) -> bool {
         match self.deduct(quantity).await {
-            Deduction::Taken(receipt) => {
-                assert_eq!(receipt.quantity, quantity);
-                true
-            }
-            Deduction::SoldOut { .. } | Deduction::Refused => false,
+            Deduction::Taken(_) => true,
+            Deduction::SoldOut { .. } | Deduction::LimitReached | Deduction::Refused => false,
             other => panic!("{other:?}"),
         }
     }
 
-    async fn reserve(&mut self) {
-        let reserve = || self.sale.reserve(1).operation(&self.id).expires_in(LASTS).send();
-        let Reservation::Held(_) = self.until_known(reserve).await else { return };
+    async fn buy_twice(&self) {
+        let (one, two) = tokio::join!(self.deduct(1), self.deduct(1));
+        if let (Deduction::Taken(one), Deduction::Taken(two)) = (one, two) {
+            assert_eq!(one, two, "the same operation, the same receipt");
+        }
+    }
+
+    /// Drops the future on the way; half of these want to know what came of it.
+    async fn give_up(&mut self) {
+        let patience = Duration::from_micros(self.random.random_range(0..3_000));
+        let buying = self.sale.deduct(1).operation(&self.id).buyer(&self.buyer).send();
+        let _ = tokio::time::timeout(patience, buying).await;
+        if self.random.random() {
+            self.resolve().await;
+        }
+    }
+
+    async fn resolve(&self) -> Resolved {
+        let resolved = until_known(&self.id, || self.sale.resolve(&self.id)).await;
+        self.answers.resolved(&self.id, &resolved);
+        resolved
+    }
+
+    async fn resolve_first(&self) {
+        assert_eq!(self.resolve().await, Resolved::NotApplied, "{}", self.id);
+        assert_eq!(self.deduct(1).await, Deduction::Refused, "{}", self.id);
+    }
+
+    async fn cancel_first(&self) {
         let reservation = self.sale.reservation(&self.id);
+        let cancelled = until_known(&self.id, || reservation.cancel()).await;
+        assert_eq!(cancelled, HoldState::Refused, "{}", self.id);
+        self.answers.not_applied(&self.id);
+        let reserve = || self.sale.reserve(1).operation(&self.id).buyer(&self.buyer).send();
+        assert_eq!(until_known(&self.id, reserve).await, Reservation::Refused, "{}", self.id);
+    }
+
+    async fn reserve(&mut self) {
+        let quantity = self.random.random_range(1..3);
+        let reserve = || {
+            let reserve = self.sale.reserve(quantity).operation(&self.id).buyer(&self.buyer);
+            reserve.expires_in(LASTS).send()
+        };
+        let Reservation::Held(hold) = until_known(&self.id, reserve).await else { return };
+        self.answers.held(&self.id, &hold);
+        let reservation = self.sale.reservation(&self.id);
+        if self.random.random_ratio(1, 4) {
+            let state = until_known(&self.id, || reservation.extend(2 * LASTS)).await;
+            self.answers.stands(&self.id, state);
+            let hold = until_known(&self.id, || reservation.look()).await;
+            self.answers.lasts_until(&self.id, &hold);
+        }
         let settled = match self.random.random_range(0..10) {
-            0..5 => self.until_known(|| reservation.confirm()).await,
-            5..8 => self.until_known(|| reservation.cancel()).await,
+            0..5 => until_known(&self.id, || reservation.confirm()).await,
+            5..8 => until_known(&self.id, || reservation.cancel()).await,
             _ => return, // left to expire
         };
         assert_ne!(settled, HoldState::Open);
+        self.answers.stands(&self.id, settled);
+        if settled == HoldState::Confirmed && self.random.random_ratio(1, 3) {
+            self.refund(quantity).await;
+        }
     }
 
+    async fn buy_and_refund(&mut self) {
+        let quantity = self.random.random_range(1..4);
+        if self.buy(quantity).await {
+            self.refund(quantity).await;
+        }
+    }
+
+    /// A part of what was bought; the rest under another id.
     async fn refund(&mut self, quantity: u64) {
         let part = self.random.random_range(1..=quantity);
-        let refund = format!("{}-refund", self.id);
-        let refunded = self
-            .until_known(|| self.sale.refund(&self.id).quantity(part).operation(&refund).send())
-            .await;
-        assert!(matches!(refunded, Refund::Refunded(_)), "{refunded:?}");
+        let id = format!("{}-refund", self.id);
+        self.refund_under(&id, part).await;
+        if part < quantity && self.random.random() {
+            self.refund_under(&format!("{}-rest", self.id), quantity - part).await;
+        }
     }
 
-    /// Asks until the answer is known: the network comes back.
-    async fn until_known<T, F>(&self, ask: impl Fn() -> F) -> T
-    where
-        F: Future<Output = Result<T, Error>>,
-    {
-        for _ in 0..600 {
-            match ask().await {
-                Ok(answer) => return answer,
-                Err(error) if error.is_retryable() => {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-                Err(error) => panic!("{}: {error:?}", self.id),
+    async fn refund_under(&self, id: &str, quantity: u64) {
+        let refund = || self.sale.refund(&self.id).quantity(quantity).operation(id).send();
+        match until_known(id, refund).await {
+            Refund::Refunded(receipt) => {
+                assert_eq!(receipt.quantity, quantity);
+                self.answers.refunded(id, &receipt);
             }
+            other => panic!("{id}: {other:?}"),
         }
-        panic!("{}: never answered", self.id);
+    }
+
+    async fn restock(&mut self) {
+        let quantity = self.random.random_range(1..4);
+        let restock = || self.sale.restock(quantity).operation(&self.id).send();
+        let receipt = until_known(&self.id, restock).await;
+        assert_eq!(receipt.quantity, quantity);
+        self.answers.restocked(&self.id, &receipt);
+    }
+
+    async fn resize(&mut self) {
+        let segments = self.random.random_range(1..=128);
+        until_known("resize", || self.sale.resize(segments)).await;
+    }
+
+    async fn rebalance(&self) {
+        until_known("rebalance", || self.sale.rebalance()).await;
     }
 }

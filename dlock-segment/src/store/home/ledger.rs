@@ -57,6 +57,11 @@ impl Ledger {
         self.holds.len() as u64
     }
 
+    /// The generations that are kept, the last first; 0: none.
+    pub(crate) fn generations(&self) -> [u64; 2] {
+        [self.written.0, self.before.0]
+    }
+
     /// When the first reservation expires; 0: none does.
     pub(crate) fn next_expiry(&self) -> u64 {
         self.expiry.first().map_or(0, |(expires, _)| *expires)

@@ -228,6 +228,7 @@ pub(super) fn view(head: &Value) -> Option<View> {
         journal: word(13)?,
         holds: word(15)?,
         next_expiry: word(16)?,
+        generations: [word(17)?, word(18)?],
         birth: word(19)?,
         sold_by_id: word(20)?,
         changes: word(21)?,

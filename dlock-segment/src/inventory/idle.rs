@@ -1,0 +1,91 @@
+//! Ten thousand sales open in one process is normal: what an idle one holds here.
+
+use dlock_core::Dlock;
+use dlock_testkit::redis::RedisServer;
+
+use super::backing::Backing;
+use super::{InUse, Inventory, Shared};
+
+/// Bytes of an open sale in this process, its name and its place in a table aside.
+const AT_MOST: usize = 1_024;
+
+async fn client() -> Option<(RedisServer, Dlock)> {
+    let server = RedisServer::start()?;
+    let dlock = Dlock::connect(&server.url()).await.expect("a client");
+    Some((server, dlock))
+}
+
+async fn sale(dlock: &Dlock, number: usize) -> Inventory {
+    let sale = Inventory::builder(dlock, format!("sale-{number}")).stock(1_000).journal(10);
+    sale.create().await.expect("a sale")
+}
+
+fn listed(dlock: &Dlock) -> usize {
+    dlock.extension::<InUse>().0.lock().len()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_sale_holds_nothing_of_what_it_did() {
+    let Some((_server, dlock)) = client().await else { return };
+    let mut sales = Vec::new();
+    for number in 0..40 {
+        let sale = sale(&dlock, number).await;
+        let mut buying = tokio::task::JoinSet::new();
+        for at in 0..600 {
+            let sale = sale.clone();
+            buying.spawn(async move {
+                let deduct = sale.deduct(1).operation(format!("o-{at}")).send();
+                if at % 7 == 0 {
+                    let _ = tokio::time::timeout(std::time::Duration::ZERO, deduct).await;
+                } else {
+                    deduct.await.expect("an answer");
+                }
+            });
+        }
+        buying.join_all().await;
+        sales.push(sale);
+    }
+    for sale in &sales {
+        let Backing::Remote(_, combiner) = &sale.shared.backing else { panic!("not remote") };
+        // The last call ends a moment after its answers were given.
+        for _ in 0..2_000 {
+            if std::sync::Arc::strong_count(combiner) == 1 {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        assert_eq!(std::sync::Arc::strong_count(combiner), 1, "nothing else knows it");
+        assert_eq!(combiner.kept(), (0, 0), "batches with room, and calls under way");
+        let bytes = size_of::<Shared>() + size_of_val(&**combiner);
+        assert!(bytes <= AT_MOST, "{bytes} bytes for an idle sale");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_handle_takes_the_sale_from_the_list() {
+    let Some((_server, dlock)) = client().await else { return };
+    let mut sales = Vec::new();
+    for number in 0..100 {
+        sales.push(sale(&dlock, number).await);
+    }
+    let again = Inventory::open(&dlock, "sale-7").await.expect("the sale");
+    assert!(std::sync::Arc::ptr_eq(&again.shared, &sales[7].shared), "handles share");
+    assert_eq!(listed(&dlock), 100);
+    drop(sales);
+    assert_eq!(listed(&dlock), 1, "one is still in use");
+    drop(again);
+    assert_eq!(listed(&dlock), 0);
+    let room = dlock.extension::<InUse>().0.lock().capacity();
+    assert!(room < 50, "room for {room} is kept for nobody");
+
+    // Made again while the last handle goes: the new one stays listed.
+    for _ in 0..200 {
+        let old = sale(&dlock, 0).await;
+        let dropping = tokio::task::spawn_blocking(move || drop(old));
+        let new = Inventory::open(&dlock, "sale-0").await.expect("the sale");
+        dropping.await.expect("dropped");
+        assert_eq!(listed(&dlock), 1);
+        drop(new);
+        assert_eq!(listed(&dlock), 0);
+    }
+}

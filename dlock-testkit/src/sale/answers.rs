@@ -1,0 +1,141 @@
+//! What the workers of a soak heard, written down before anything else is done, and
+//! compared with what the sale has on record in the end.
+//!
+//! A line is an id, a word and a value, as JSON. It is written by one call of the
+//! system, so that it is there though the process is killed right after.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+
+use dlock_segment::{Hold, HoldState, Inventory, Receipt, Resolved};
+use serde_json::{Value, json};
+
+/// How many are compared at a time.
+const PAGE: usize = 50_000;
+
+/// Where a worker writes.
+#[derive(Debug)]
+pub(super) struct Answers {
+    file: File,
+}
+
+impl Answers {
+    pub(super) fn append_to(path: &Path) -> Self {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        Answers { file: file.expect("a file for the answers") }
+    }
+
+    fn write(&self, id: &str, word: &str, value: Value) {
+        let line = format!("{}\n", json!([id, word, value]));
+        (&self.file).write_all(line.as_bytes()).expect("the answer is written down");
+    }
+
+    pub(super) fn taken(&self, id: &str, receipt: &Receipt) {
+        self.write(id, "taken", json!(receipt));
+    }
+
+    pub(super) fn held(&self, id: &str, hold: &Hold) {
+        self.write(id, "held", json!(hold.receipt));
+        self.stands(id, hold.state);
+    }
+
+    /// An end of a reservation is one for good.
+    pub(super) fn stands(&self, id: &str, state: HoldState) {
+        if state != HoldState::Open {
+            self.write(id, "stands", json!(state));
+        }
+    }
+
+    pub(super) fn lasts_until(&self, id: &str, hold: &Hold) {
+        self.write(id, "until", json!(hold.expires_at));
+    }
+
+    pub(super) fn refunded(&self, id: &str, receipt: &Receipt) {
+        self.write(id, "refunded", json!(receipt));
+    }
+
+    pub(super) fn restocked(&self, id: &str, receipt: &Receipt) {
+        self.write(id, "restocked", json!(receipt));
+    }
+
+    pub(super) fn not_applied(&self, id: &str) {
+        self.write(id, "not applied", Value::Null);
+    }
+
+    pub(super) fn resolved(&self, id: &str, resolved: &Resolved) {
+        match resolved {
+            Resolved::Taken(receipt) => self.taken(id, receipt),
+            Resolved::Reserved(hold) => self.held(id, hold),
+            Resolved::Refunded(receipt) => self.refunded(id, receipt),
+            Resolved::Restocked(receipt) => self.restocked(id, receipt),
+            Resolved::NotApplied => self.not_applied(id),
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+}
+
+type Line = (String, String, Value);
+
+/// What all of them heard.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    count: u64,
+    deliveries: BTreeMap<String, u64>,
+}
+
+impl Heard {
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// What was delivered, each delivery counted once.
+    pub(super) fn restocked(&self) -> u64 {
+        self.deliveries.values().sum()
+    }
+
+    /// Compares what a worker heard with what the sale has on record.
+    pub(super) async fn compare(&mut self, sale: &Inventory, answers: &Path) {
+        let file = BufReader::new(File::open(answers).expect("the answers of a worker"));
+        let mut lines = file.lines();
+        loop {
+            let mut page: HashMap<String, Vec<(String, Value)>> = HashMap::new();
+            for line in lines.by_ref().take(PAGE) {
+                let line = line.expect("a line");
+                let (id, word, value): Line = serde_json::from_str(&line).expect("an answer");
+                if word == "restocked" {
+                    let quantity = value["quantity"].as_u64().expect("a quantity");
+                    self.deliveries.insert(id.clone(), quantity);
+                }
+                self.count += 1;
+                page.entry(id).or_default().push((word, value));
+            }
+            if page.is_empty() {
+                return;
+            }
+            super::with_records(sale, page, compare_all).await;
+        }
+    }
+}
+
+fn compare_all(id: &str, heard: &Vec<(String, Value)>, resolved: &Resolved) {
+    for (word, value) in heard {
+        let agrees = agrees(word, value, resolved);
+        assert!(agrees, "{id} heard {word} {value}, on record is {resolved:?}");
+    }
+}
+
+/// Whether an answer agrees with the record.
+fn agrees(word: &str, value: &Value, resolved: &Resolved) -> bool {
+    match (word, resolved) {
+        ("taken", Resolved::Taken(receipt))
+        | ("refunded", Resolved::Refunded(receipt))
+        | ("restocked", Resolved::Restocked(receipt)) => json!(receipt) == *value,
+        ("held", Resolved::Reserved(hold)) => json!(hold.receipt) == *value,
+        ("stands", Resolved::Reserved(hold)) => json!(hold.state) == *value,
+        ("until", Resolved::Reserved(hold)) => Some(hold.expires_at) >= value.as_u64(),
+        ("not applied", Resolved::NotApplied) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,145 @@
+//! The journal of a soak, worked off from its first entry: it leads to the counts of
+//! the sale without ever taking what was not there, no buyer is above the limit on
+//! the way, each id has its effects once, and what the sale has on record of an id is
+//! what came last.
+
+use std::collections::HashMap;
+
+use dlock_segment::{Effect, Entry, Inventory, Resolved};
+
+use super::{PER_BUYER, Soak};
+
+/// About how many ids are compared with their records.
+const COMPARED: usize = 200_000;
+
+#[derive(Debug)]
+struct Told {
+    effect: Effect,
+    buyer: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    available: u64,
+    reserved: u64,
+    sold: u64,
+    has: HashMap<String, u64>,
+    told: HashMap<String, Told>,
+}
+
+/// How many entries there were; 0 if the first are gone.
+pub(super) async fn replay(sale: &Inventory, soak: Soak) -> u64 {
+    let mut books = Books { available: soak.units, ..Books::default() };
+    let mut last = 0;
+    loop {
+        let entries = sale.journal(last).await.expect("the journal");
+        if entries.is_empty() {
+            break;
+        }
+        for entry in entries {
+            if last == 0 && entry.sequence != 1 {
+                return 0;
+            }
+            assert_eq!(entry.sequence, last + 1, "no entry is missing or comes twice");
+            last = entry.sequence;
+            books.enter(entry);
+        }
+    }
+    let stock = sale.stock().await.expect("the stock");
+    assert_eq!(
+        (books.available, books.reserved, books.sold),
+        (stock.available, stock.reserved, stock.sold),
+        "the journal leads to the counts"
+    );
+    books.compare(sale).await;
+    last
+}
+
+impl Books {
+    fn enter(&mut self, entry: Entry) {
+        let what = format!("{entry:?}");
+        let Entry { effect, operation, whose, quantity, .. } = entry;
+        let (from, to) = match effect {
+            Effect::Taken => (Some(&mut self.available), Some(&mut self.sold)),
+            Effect::Reserved => (Some(&mut self.available), Some(&mut self.reserved)),
+            Effect::Confirmed => (Some(&mut self.reserved), Some(&mut self.sold)),
+            Effect::Cancelled | Effect::Expired => {
+                (Some(&mut self.reserved), Some(&mut self.available))
+            }
+            Effect::Refunded => (Some(&mut self.sold), Some(&mut self.available)),
+            Effect::Restocked => (None, Some(&mut self.available)),
+            _ => (None, None),
+        };
+        if let Some(from) = from {
+            *from = from.checked_sub(quantity).unwrap_or_else(|| panic!("below zero: {what}"));
+        }
+        if let Some(to) = to {
+            *to += quantity;
+        }
+        let buyer = match effect {
+            Effect::Refunded => {
+                let of = whose.as_ref().and_then(|of| self.told.get(of));
+                of.unwrap_or_else(|| panic!("a refund of nothing: {what}")).buyer.clone()
+            }
+            _ => whose,
+        };
+        if let Some(buyer) = &buyer {
+            let has = self.has.entry(buyer.clone()).or_default();
+            match effect {
+                Effect::Taken | Effect::Reserved => *has += quantity,
+                Effect::Cancelled | Effect::Expired | Effect::Refunded => *has -= quantity,
+                _ => {}
+            }
+            assert!(*has <= PER_BUYER, "above the limit: {what}");
+        }
+        if let Some(id) = operation {
+            self.tell(id, effect, buyer, &what);
+        }
+    }
+
+    /// From which effect this one may follow for an id.
+    fn tell(&mut self, id: String, effect: Effect, buyer: Option<String>, what: &str) {
+        let before = self.told.get(&id).map(|told| told.effect);
+        let follows = match effect {
+            Effect::Confirmed | Effect::Cancelled | Effect::Expired | Effect::Extended => {
+                matches!(before, Some(Effect::Reserved | Effect::Extended))
+            }
+            _ => before.is_none(),
+        };
+        assert!(follows, "applied once, but after {before:?}: {what}");
+        self.told.insert(id, Told { effect, buyer });
+    }
+
+    /// With what the sale has on record.
+    async fn compare(&self, sale: &Inventory) {
+        let step = self.told.len() / COMPARED + 1;
+        let told = self.told.iter().step_by(step).map(|(id, told)| (id.clone(), told.effect));
+        super::with_records(sale, told, |id, effect, resolved| {
+            assert_eq!(last_effect(resolved), settled(*effect), "{id}: {resolved:?}");
+        })
+        .await;
+    }
+}
+
+/// An extended reservation is still one.
+fn settled(effect: Effect) -> Effect {
+    if effect == Effect::Extended { Effect::Reserved } else { effect }
+}
+
+fn last_effect(resolved: &Resolved) -> Effect {
+    use dlock_segment::HoldState::{Cancelled, Confirmed, Expired, Open};
+    match resolved {
+        Resolved::Taken(_) => Effect::Taken,
+        Resolved::Refunded(_) => Effect::Refunded,
+        Resolved::Restocked(_) => Effect::Restocked,
+        Resolved::NotApplied => Effect::Settled,
+        Resolved::Reserved(hold) => match hold.state {
+            Open => Effect::Reserved,
+            Confirmed => Effect::Confirmed,
+            Cancelled => Effect::Cancelled,
+            Expired => Effect::Expired,
+            other => panic!("a reservation that is {other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
