@@ -43,6 +43,8 @@ pub enum Mix {
     /// What must lose no unit when it is killed: confirm, cancel, extend, refund,
     /// restock, resize, rebalance, and what these need.
     Settling,
+    /// As [`Mix::Sale`], but nothing is delivered: what is sold is what there was.
+    SellOut,
 }
 
 /// How large a soak is.

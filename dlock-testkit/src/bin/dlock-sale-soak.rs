@@ -6,8 +6,9 @@
 //! ```
 //!
 //! Options, each with a number: `--units`, `--attempts`, `--segments`,
-//! `--processes`, `--kills`, `--server-kills`, `--journal`, `--seed`; `--settling 1`:
-//! no deductions alone, but what must lose no unit when it is killed.
+//! `--processes`, `--kills`, `--server-kills`, `--journal`, `--seed`; `--restock 1`:
+//! units are delivered too; `--settling 1`: no deductions alone, but what must lose no
+//! unit when it is killed.
 
 use dlock_testkit::sale::{Mix, Part, Soak, soak, work};
 
@@ -27,7 +28,7 @@ async fn main() {
         kills: 40,
         server_kills: 0,
         journal: 8_000_000,
-        mix: Mix::Sale,
+        mix: Mix::SellOut,
         seed: 1,
     };
     for pair in arguments.chunks(2) {
@@ -41,7 +42,8 @@ async fn main() {
             "--kills" => wanted.kills = value,
             "--server-kills" => wanted.server_kills = value,
             "--journal" => wanted.journal = value.max(1),
-            "--settling" => wanted.mix = if value == 0 { Mix::Sale } else { Mix::Settling },
+            "--restock" if value == 1 => wanted.mix = Mix::Sale,
+            "--settling" if value == 1 => wanted.mix = Mix::Settling,
             "--seed" => wanted.seed = value,
             _ => usage(),
         }

@@ -44,8 +44,8 @@ impl Part {
     /// As arguments of a process.
     pub(super) fn to_arguments(&self) -> Vec<String> {
         let Part { port, seed, mix, buyers, worker, from, until, answers } = self;
-        let settling = u64::from(*mix == Mix::Settling);
-        let numbers = [u64::from(*port), *seed, settling, *buyers, *worker, *from, *until];
+        let mix = *mix as u64;
+        let numbers = [u64::from(*port), *seed, mix, *buyers, *worker, *from, *until];
         let numbers = numbers.iter().map(u64::to_string);
         let answers = answers.display().to_string();
         ["worker".to_owned()].into_iter().chain(numbers).chain([answers]).collect()
@@ -55,8 +55,8 @@ impl Part {
     pub fn from_arguments(arguments: &[String]) -> Option<Self> {
         let [numbers @ .., answers] = arguments else { return None };
         let numbers: Vec<u64> = numbers.iter().map_while(|number| number.parse().ok()).collect();
-        let [port, seed, settling, buyers, worker, from, until] = numbers[..] else { return None };
-        let mix = if settling == 0 { Mix::Sale } else { Mix::Settling };
+        let [port, seed, mix, buyers, worker, from, until] = numbers[..] else { return None };
+        let mix = *[Mix::Sale, Mix::Settling, Mix::SellOut].get(mix as usize)?;
         let (port, answers) = (u16::try_from(port).ok()?, answers.into());
         Some(Part { port, seed, mix, buyers, worker, from, until, answers })
     }
@@ -134,7 +134,7 @@ impl<'a> Attempt<'a> {
     async fn make(mut self, mix: Mix) {
         let chance = self.random.random_range(0..10_000);
         match mix {
-            Mix::Sale => match chance {
+            Mix::Sale | Mix::SellOut => match chance {
                 0..6_000 => drop(self.buy(1).await),
                 6_000..7_000 => {
                     // Without an id: whatever comes of it is in the journal alone.
@@ -146,7 +146,8 @@ impl<'a> Attempt<'a> {
                 9_200..9_400 => self.resolve_first().await,
                 9_400..9_600 => self.cancel_first().await,
                 9_600..9_900 => self.buy_twice().await,
-                9_900..9_990 => self.restock().await,
+                9_900..9_990 if mix == Mix::Sale => self.restock().await,
+                9_900..9_990 => drop(self.buy(1).await),
                 9_990..9_999 => self.rebalance().await,
                 _ => self.resize().await,
             },

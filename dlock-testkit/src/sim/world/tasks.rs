@@ -263,7 +263,8 @@ impl World {
         let history = self.history_of(task.key, task.mode);
         self.checker.left(history, seat);
         self.processes[seat.process].tasks[seat.task].doing = Doing::Releasing;
-        let how = if task.mode != Mode::Shared && self.chance(10) {
+        // Nobody is told when such a key is free: then waits are longer than in calm.
+        let how = if task.mode != Mode::Shared && self.is_faulty() && self.chance(10) {
             Release::After(self.between(Duration::from_millis(1), Duration::from_millis(50)))
         } else {
             Release::Now
