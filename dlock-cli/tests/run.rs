@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use dlock_core::Dlock;
 use dlock_testkit::redis::RedisServer;
-use support::{on, output, printed, said, status, until};
+use support::{PROGRAM, on, output, printed, said, status, until};
 
 /// Starts a program that prints `ready` under the lock and waits for that.
 fn started(url: &str, arguments: &[&str]) -> Child {
@@ -194,8 +194,7 @@ async fn what_the_program_started_ends_with_it() {
 #[test]
 fn a_signal_that_is_to_be_ignored_is_not_passed_on() {
     let Some(server) = RedisServer::start() else { return };
-    let program = on(&server.url()).get_program().to_string_lossy().into_owned();
-    let script = format!("trap '' HUP; exec {program} run k -- sh -c 'echo ready; read x; exit 5'");
+    let script = format!("trap '' HUP; exec {PROGRAM} run k -- sh -c 'echo ready; read x; exit 5'");
     let mut shell = Command::new("sh");
     shell.args(["-c", &script]).env("DLOCK_URL", server.url());
     let mut child =

@@ -4,7 +4,7 @@ mod support;
 
 use std::process::Command;
 
-use support::{dlock, output, printed, status};
+use support::{PROGRAM, dlock, output, printed, status};
 
 /// What the program writes to a terminal; `None` if there is no `script` to make one.
 fn on_a_terminal(arguments: &str, environment: &[(&str, &str)]) -> Option<String> {
@@ -13,7 +13,7 @@ fn on_a_terminal(arguments: &str, environment: &[(&str, &str)]) -> Option<String
         return None;
     }
     let program = dlock();
-    let line = format!("{} {arguments}", program.get_program().to_string_lossy());
+    let line = format!("{PROGRAM} {arguments}");
     let mut terminal = Command::new("script");
     terminal.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     terminal.env("TERM", "xterm").env_remove("NO_COLOR").env_remove("CI");
@@ -66,8 +66,7 @@ fn a_program_reads_from_the_terminal() {
     if !dlock_testkit::servers::found("script", there) {
         return;
     }
-    let program = dlock().get_program().to_string_lossy().into_owned();
-    let line = format!("{program} run --url memory:// k -- sh -c 'read word; echo got:$word:'");
+    let line = format!("{PROGRAM} run --url memory:// k -- sh -c 'read word; echo got:$word:'");
     let mut terminal = Command::new("script");
     terminal.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     let mut running = terminal

@@ -5,9 +5,14 @@
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// The program, without what the environment of the tests says.
+/// Where the program is.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_dlock");
+
+/// The program, without what the environment of the tests says: whoever runs them in
+/// the background may ignore signals, and so would the program.
 pub(crate) fn dlock() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dlock"));
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP,INT,QUIT,TERM", PROGRAM]);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DLOCK_") {
             command.env_remove(name);
