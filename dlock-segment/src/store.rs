@@ -101,17 +101,6 @@ impl Terms {
     }
 }
 
-impl Ask {
-    /// What it costs the store, beside others.
-    pub(crate) fn weight(&self) -> usize {
-        match self {
-            Ask::Deduct { operation: None, buyer: None, .. } => 1,
-            Ask::Deduct { buyer: None, .. } => 2,
-            _ => 6,
-        }
-    }
-}
-
 /// One request of a batch.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
@@ -156,6 +145,17 @@ pub enum Ask {
     Look {
         operation: Id,
     },
+}
+
+impl Ask {
+    /// What it costs the store, beside others.
+    pub(crate) fn weight(&self) -> usize {
+        match self {
+            Ask::Deduct { operation: None, buyer: None, .. } => 1,
+            Ask::Deduct { buyer: None, .. } => 2,
+            _ => 6,
+        }
+    }
 }
 
 /// What came of a request.
