@@ -6,7 +6,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dlock_core::{Dlock, Result, distributed_lock, key};
+use dlock::{Dlock, Result, distributed_lock, key};
 use tokio::runtime::Builder;
 
 #[distributed_lock(key = "order:{id}", client = dlock)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use benches::convoy;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use dlock_core::{Dlock, Key};
+use dlock::{Dlock, Key};
 use tokio::runtime::{Builder, Runtime};
 
 fn current_thread() -> Runtime {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use dlock_core::{Config, Dlock, Guard, MAX_TTL, Mutex, Released};
+use dlock::{Config, Dlock, Guard, MAX_TTL, Mutex, ReleaseOutcome};
 use rand::RngExt as _;
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
@@ -195,8 +195,8 @@ impl Contender {
 /// If it was lost, or the backend fails.
 pub async fn give_back(guard: Guard) -> Result<()> {
     match guard.release().await? {
-        Released::Released => Ok(()),
-        Released::AlreadyLost => bail!("the lock was lost while it was held"),
+        ReleaseOutcome::Released => Ok(()),
+        ReleaseOutcome::AlreadyLost => bail!("the lock was lost while it was held"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
-use dlock_core::Config;
+use dlock::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::fleet::{Fleet, Job, Launcher, Report, Sold};

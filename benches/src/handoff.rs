@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use dlock_core::Config;
+use dlock::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::checker::{self, Checker, Interval};

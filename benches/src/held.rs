@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use dlock_core::{Config, Dlock, Event, Guard, State};
+use dlock::{Config, Dlock, Event, Guard, State};
 use serde::{Deserialize, Serialize};
 
 use crate::interrupt::Interrupt;

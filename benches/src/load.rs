@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use dlock_core::Config;
+use dlock::Config;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use dlock_core::Config;
+use dlock::Config;
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 

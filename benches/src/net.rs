@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use dlock_core::Config;
+use dlock::Config;
 use tokio::task::JoinSet;
 
 use crate::server;

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use dlock_core::{Config, Dlock, Key};
+use dlock::{Config, Dlock, Key};
 use dlock_segment::{Deduction, HoldState, Inventory, Reservation, SegmentedLock};
 use serde::{Deserialize, Serialize};
 
@@ -98,7 +98,7 @@ pub struct Seller {
 
 #[derive(Debug)]
 enum Way {
-    Global(dlock_core::Mutex, Shelf),
+    Global(dlock::Mutex, Shelf),
     Segmented(SegmentedLock, Shelf),
     Inventory { sale: Inventory, idempotent: bool },
 }
@@ -176,7 +176,7 @@ impl Seller {
         if server::is_embedded(&self.stall.config) {
             return Ok(Vec::new());
         }
-        let name = self.dlock.beside().redis_name(&Key::new(self.stall.name(method))?)?;
+        let name = self.dlock.client_extension().redis_name(&Key::new(self.stall.name(method))?)?;
         Ok(["", "t", "z", "h", "x"].iter().map(|part| format!("{name}{part}")).collect())
     }
 

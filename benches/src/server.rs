@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use dlock_core::{Config, Dlock, Key};
+use dlock::{Config, Dlock, Key};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 
@@ -52,8 +52,8 @@ pub async fn connect(config: &Config) -> Result<MultiplexedConnection> {
 /// # Errors
 /// If they are too long, or the backend is not Redis.
 pub fn names(config: &Config, run: &str, count: usize) -> Result<Vec<String>> {
-    let beside = Dlock::builder().config(config.clone()).connect_lazy()?.beside();
-    let name = |number| Ok(beside.redis_name(&Key::new(format!("{run}:{number}"))?)?);
+    let extension = Dlock::builder().config(config.clone()).connect_lazy()?.client_extension();
+    let name = |number| Ok(extension.redis_name(&Key::new(format!("{run}:{number}"))?)?);
     (0..count).map(name).collect()
 }
 
@@ -97,7 +97,7 @@ pub async fn scripts(connection: &mut MultiplexedConnection) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use dlock_core::Config;
+    use dlock::Config;
 
     #[test]
     fn the_backend_of_a_url() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use dlock_core::Config;
+use dlock::Config;
 use redis::aio::MultiplexedConnection;
 
 use crate::net::NET;

@@ -4,7 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use dlock_core::Key;
+use dlock::Key;
 use serde::Serialize;
 
 use crate::{Common, output};

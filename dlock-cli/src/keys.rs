@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
-use dlock_core::backend::{Cursor, KeyState};
-use dlock_core::{Dlock, Holder, Key, Mode};
+use dlock::backend::{Cursor, KeyState};
+use dlock::{Dlock, Holder, Key, Mode};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
@@ -96,14 +96,14 @@ fn mode_words(mode: Mode) -> String {
     match mode {
         Mode::Exclusive => "exclusive".into(),
         Mode::Shared => "shared".into(),
-        Mode::Permits { take, of } => format!("{take} of {of}"),
+        Mode::Permits { count, of } => format!("{count} of {of}"),
         other => format!("{other:?}"),
     }
 }
 
 impl Seen {
     fn new(key: &Key, state: KeyState) -> Self {
-        let holder = |it: dlock_core::backend::HolderState| HolderSeen {
+        let holder = |it: dlock::backend::HolderState| HolderSeen {
             words: [
                 format!("{} {}", mode_words(it.mode), it.holder),
                 it.token.map_or("-".into(), |token| token.to_string()),
@@ -115,7 +115,7 @@ impl Seen {
             held_for_ms: it.held_for.as_millis(),
             expires_in_ms: it.expires_in.as_millis(),
         };
-        let waiter = |it: dlock_core::backend::WaiterState| WaiterSeen {
+        let waiter = |it: dlock::backend::WaiterState| WaiterSeen {
             words: [format!("{} {}", mode_words(it.mode), it.holder), short(it.waiting_for)],
             who: Who::new(&it.holder, it.mode),
             waiting_for_ms: it.waiting_for.as_millis(),
@@ -149,7 +149,7 @@ pub(crate) async fn in_use(dlock: &Dlock, prefix: &str) -> Result<Vec<Seen>> {
             let dlock = dlock.clone();
             looking.spawn(async move {
                 let state = dlock.inspect(&key).await?;
-                Ok::<_, dlock_core::Error>(Seen::new(&key, state))
+                Ok::<_, dlock::Error>(Seen::new(&key, state))
             });
         }
         let Some(looked) = looking.join_next().await else { break };

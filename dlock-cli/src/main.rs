@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
-use dlock_core::{Config, Dlock};
+use dlock::{Config, Dlock};
 
 const EXAMPLES: &str = "\
 Examples:

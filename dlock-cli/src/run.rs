@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use benches::interrupt::is_ignored;
 use clap::{Args, ValueEnum};
-use dlock_core::{Dlock, ErrorKind, Guard, Key, MAX_TTL, Released};
+use dlock::{Dlock, ErrorKind, Guard, Key, MAX_TTL, ReleaseOutcome};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -126,21 +126,23 @@ impl Run {
         let released = self.release(guard, began.elapsed()).await;
         dlock.shutdown(Duration::from_secs(1)).await;
         match released {
-            Ok(Released::Released) => {}
-            Ok(Released::AlreadyLost) if self.on_lost == OnLost::Kill && status != status::LOST => {
+            Ok(ReleaseOutcome::Released) => {}
+            Ok(ReleaseOutcome::AlreadyLost)
+                if self.on_lost == OnLost::Kill && status != status::LOST =>
+            {
                 output::warn(format!(
                     "`{}` was lost before the program ended, which was with status {status}; check what it did by its token",
                     self.key
                 ));
                 return Ok(status::LOST);
             }
-            Ok(Released::AlreadyLost) => {}
+            Ok(ReleaseOutcome::AlreadyLost) => {}
             Err(error) => output::warn(format!("the lock ends by its ttl: {error}")),
         }
         Ok(status)
     }
 
-    async fn take(&self, dlock: &Dlock, key: Key) -> dlock_core::Result<Guard> {
+    async fn take(&self, dlock: &Dlock, key: Key) -> dlock::Result<Guard> {
         let mut lock = dlock.mutex(key);
         if let Some(program) = self.command.first() {
             lock = lock.tag("command", shown(program));
@@ -206,7 +208,7 @@ impl Run {
         }
     }
 
-    async fn release(&self, guard: Guard, ran: Duration) -> dlock_core::Result<Released> {
+    async fn release(&self, guard: Guard, ran: Duration) -> dlock::Result<ReleaseOutcome> {
         match self.hold_at_least.map(|least| least.saturating_sub(ran)) {
             Some(left) if !left.is_zero() => guard.release_after(left).await,
             _ => guard.release().await,

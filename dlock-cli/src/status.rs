@@ -1,7 +1,7 @@
 //! With what the command ends: `sysexits.h` where it has a word for it.
 
 use benches::interrupt::Interrupted;
-use dlock_core::ErrorKind;
+use dlock::ErrorKind;
 
 /// Somebody else holds the lock: try again later.
 pub(crate) const BUSY: u8 = 75;
@@ -59,7 +59,7 @@ fn known(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             _ => None, // a fault of the store is the next in the chain
         };
     }
-    Some(match error.downcast_ref::<dlock_core::Error>()?.kind() {
+    Some(match error.downcast_ref::<dlock::Error>()?.kind() {
         kind if kind.is_busy() => BUSY,
         ErrorKind::Lost => LOST,
         ErrorKind::Unavailable | ErrorKind::Unknown => UNAVAILABLE,

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use dlock_core::Key;
+use dlock::Key;
 use dlock_segment::{Audit, Inventory};
 use serde::Serialize;
 

@@ -2,7 +2,7 @@
 
 mod support;
 
-use dlock_core::{Dlock, State};
+use dlock::{Dlock, State};
 use dlock_segment::Inventory;
 use dlock_testkit::redis::RedisServer;
 use support::{dlock, json, on, output, printed, said, status};
@@ -17,7 +17,7 @@ async fn holders_and_waiters_are_listed() {
     let Some(server) = RedisServer::start() else { return };
     let shop = client(&server).await;
     let guard = shop.mutex("order:7").tag("job", "pay").lock().await.expect("the lock");
-    let _permits = shop.semaphore("exports", 10).take(3).lock().await.expect("permits");
+    let _permits = shop.semaphore("exports", 10).permits(3).lock().await.expect("permits");
     let other = client(&server).await;
     let waiting = tokio::spawn(async move { other.mutex("order:7").wait_unlimited().lock().await });
     while shop.inspect("order:7").await.expect("a look").waiters.is_empty() {

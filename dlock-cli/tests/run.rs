@@ -5,7 +5,7 @@ mod support;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use dlock_core::Dlock;
+use dlock::Dlock;
 use dlock_testkit::redis::RedisServer;
 use support::{PROGRAM, on, output, printed, said, status, until};
 

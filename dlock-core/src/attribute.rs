@@ -6,11 +6,11 @@ use crate::error::Error;
 /// What an annotated function can return without `on_error`: something that can
 /// say that the lock was not to be had, or was lost.
 ///
-/// That is every `Result<T, E>` with `E: From<dlock_core::Error>`, under whatever
+/// That is every `Result<T, E>` with `E: From<dlock::Error>`, under whatever
 /// alias. Implement it for a type of your own to return that:
 ///
 /// ```
-/// use dlock_core::{Error, Fallible, distributed_lock, testing};
+/// use dlock::{Error, Fallible, distributed_lock, testing};
 ///
 /// #[derive(Debug, PartialEq)]
 /// enum Reply { Paid, TryLater }
@@ -26,7 +26,7 @@ use crate::error::Error;
 ///     Reply::Paid
 /// }
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
 /// # testing::scope(async {
 /// assert_eq!(pay(7).await, Reply::Paid);
 /// let busy = testing::force_busy("order:7").await?;
@@ -37,7 +37,7 @@ use crate::error::Error;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot say that the lock was not to be had",
     label = "cannot carry a lock error",
-    note = "return a `Result<T, E>` with `E: From<dlock_core::Error>`",
+    note = "return a `Result<T, E>` with `E: From<dlock::Error>`",
     note = "or add `on_error = |error| ..` to the attribute, a closure that makes what the function returns"
 )]
 pub trait Fallible {

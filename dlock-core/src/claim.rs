@@ -83,7 +83,7 @@ pub enum Mode {
     /// Some of a number of permits, in a key space of its own.
     Permits {
         /// How many.
-        take: u32,
+        count: u32,
         /// Out of how many; each claim is checked against what it brings.
         of: u32,
     },
@@ -166,7 +166,7 @@ pub struct Grant {
 
 /// The outcome of one try.
 #[derive(Clone, Debug)]
-pub enum Attempt {
+pub enum AcquireOutcome {
     /// The lock was given.
     Granted(Grant),
     /// Somebody else has it, and the claim did not want to wait.
@@ -186,7 +186,7 @@ pub enum Attempt {
 
 /// The outcome of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Renewed {
+pub enum RenewOutcome {
     /// It lasts a ttl more.
     Held {
         /// Whether somebody else wants the key.
@@ -208,7 +208,7 @@ pub enum Release {
 /// The outcome of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Released {
+pub enum ReleaseOutcome {
     /// The lock was held until now.
     Released,
     /// The lock had been lost before; whoever holds it now was not touched.
@@ -279,9 +279,9 @@ pub enum Request {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "as in the trait Backend")]
 pub enum Answer {
-    Acquire(Result<Attempt>),
-    Renew(Result<Renewed>),
-    Release(Result<Released>),
+    Acquire(Result<AcquireOutcome>),
+    Renew(Result<RenewOutcome>),
+    Release(Result<ReleaseOutcome>),
 }
 
 impl Request {

@@ -21,7 +21,7 @@ pub enum Access {
 /// - a shared access that is newer than the last exclusive one.
 ///
 /// ```
-/// use dlock_core::{Access, Fence, Token};
+/// use dlock::{Access, Fence, Token};
 /// let mut fence = Fence::default();
 /// let old = Token::new(41).unwrap();
 /// let new = Token::new(42).unwrap();

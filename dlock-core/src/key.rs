@@ -3,8 +3,8 @@
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
+use crate::collections::hash_of;
 use crate::error::{Error, ErrorKind, Operation};
-use crate::hashing;
 
 /// The longest key, in bytes, after escaping.
 pub const MAX_KEY_BYTES: usize = 512;
@@ -15,9 +15,9 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// that no value can name another key:
 ///
 /// ```
-/// # fn main() -> dlock_core::Result<()> {
+/// # fn main() -> dlock::Result<()> {
 /// let user = "7:admin";
-/// let key = dlock_core::key!("user:{user}")?;
+/// let key = dlock::key!("user:{user}")?;
 /// assert_eq!(key.as_str(), "user:7%3Aadmin");
 /// # Ok(()) }
 /// ```
@@ -66,7 +66,7 @@ impl Key {
                 "the key contains a control character; interpolate the value with key!, which escapes it".into(),
             );
         }
-        Ok(Key(Arc::new(Inner { text: text.into(), template, hash: hashing::of_text(text) })))
+        Ok(Key(Arc::new(Inner { text: text.into(), template, hash: hash_of(text) })))
     }
 
     /// The whole text, values included.

@@ -1,9 +1,9 @@
 //! Distributed locks: one API over the store you already run.
 //!
 //! ```
-//! use dlock_core::{Dlock, key};
+//! use dlock::{Dlock, key};
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
 //! let dlock = Dlock::connect("memory://").await?;
 //! let id = 7;
 //! let guard = dlock.mutex(key!("order:{id}")).lock().await?; // waits without polling, renews by itself
@@ -31,58 +31,42 @@
 //! - `memory://` locks between the tasks and clients of one process only.
 
 #[allow(unused_extern_crates, reason = "expanded macros name the crate so, inside it too")]
-extern crate self as dlock_core;
+extern crate self as dlock;
 
 mod attribute;
 #[cfg(feature = "axum")]
 mod axum;
 pub mod backend;
-#[doc(hidden)]
-pub mod beside;
+mod batch_queue;
 mod claim;
 mod client;
 mod clock;
+mod collections;
 mod config;
 mod driver;
-#[doc(hidden)]
-pub mod engine;
 mod error;
+#[doc(hidden)]
+pub mod extension;
 mod fence;
-mod gate;
-mod guard;
-mod hashing;
-mod keeper;
 mod key;
-mod line;
-#[cfg(feature = "metrics")]
-mod metering;
+#[doc(hidden)]
+pub mod machine;
 pub mod observe;
-mod plant;
-mod primitive;
-mod reentry;
-mod running;
+mod planted_bug;
+mod primitives;
 pub mod testing;
-mod timers;
 
 pub use attribute::Fallible;
 pub use backend::{Backend, Capabilities};
-pub use claim::{
-    Answer, Attempt, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, Release, Released,
-    Renewed, Request, Token,
-};
-pub use client::{Builder, Dlock, Health, LocalHold, LocalState, LocalWait, global, init};
-pub use clock::Moment;
+pub use claim::{Holder, LossReason, Mode, ReleaseOutcome, Token};
+pub use client::{Dlock, DlockBuilder, Health, LocalHold, LocalState, LocalWait, global, init};
 pub use config::{Config, Eviction, MAX_TTL, Policy};
 pub use error::{Body, Error, ErrorKind, Operation, Result};
 pub use fence::{Access, Fence};
-#[doc(hidden)]
-pub use gate::HandoverLimits;
-pub use guard::{Guard, Permits, State};
 pub use key::{IntoKey, Key, MAX_KEY_BYTES};
 pub use observe::Event;
-#[doc(hidden)]
-pub use plant::{Plant, Planted};
-pub use primitive::{Held, Lock, MultiGuard, MultiLock, Mutex, RwLock, Semaphore};
+pub use primitives::guard::{Guard, Permits, State};
+pub use primitives::{Held, Lock, MultiGuard, MultiLock, Mutex, RwLock, Semaphore};
 
 #[cfg(feature = "macros")]
 pub use dlock_macros::{distributed_lock, key};

@@ -2,11 +2,11 @@
 //! faults on demand. No server, no thread; works under `tokio::time::pause`.
 //!
 //! ```
-//! use dlock_core::{ErrorKind, State, testing};
+//! use dlock::{ErrorKind, State, testing};
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
 //! testing::scope(async {
-//!     let dlock = dlock_core::global()?; // what the code under test uses
+//!     let dlock = dlock::global()?; // what the code under test uses
 //!     let busy = testing::force_busy("order:7").await?;
 //!     assert!(dlock.mutex("order:7").try_lock().await?.is_none());
 //!     drop(busy);
@@ -25,8 +25,8 @@ use std::future::Future;
 use crate::backend::memory::Memory;
 use crate::client::{Dlock, global};
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::guard::Guard;
 use crate::key::{IntoKey, Key};
+use crate::primitives::guard::Guard;
 
 tokio::task_local! {
     static SCOPE: Scope;
@@ -103,7 +103,7 @@ pub async fn force_lost(key: impl IntoKey) -> Result<()> {
 /// process whose [`global`](crate::global) client holds it.
 #[doc(hidden)]
 pub fn is_locked(key: &Key) -> bool {
-    crate::reentry::is_inside(key)
+    crate::primitives::reentry::is_inside(key)
         || global().is_ok_and(|dlock| {
             let held = dlock.local_state().held;
             held.iter().any(|held| {
@@ -119,9 +119,9 @@ pub fn is_locked(key: &Key) -> bool {
 /// Takes a template, as [`key!`](crate::key!) does, or anything that makes a key.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
-/// # let dlock = dlock_core::testing::client();
-/// use dlock_core::{assert_locked, key};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+/// # let dlock = dlock::testing::client();
+/// use dlock::{assert_locked, key};
 ///
 /// async fn save(id: u64) {
 ///     assert_locked!("order:{id}");

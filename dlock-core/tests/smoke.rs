@@ -1,5 +1,5 @@
 //! The first thing anybody tries.
-use dlock_core::{Dlock, Released, key};
+use dlock::{Dlock, ReleaseOutcome, key};
 
 #[tokio::test]
 async fn lock_write_release() {
@@ -8,7 +8,7 @@ async fn lock_write_release() {
     let guard = dlock.mutex(key!("order:{id}")).lock().await.unwrap();
     let first = guard.token();
     assert!(dlock.mutex(key!("order:{id}")).try_lock().await.unwrap().is_none());
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
     let guard = dlock.mutex(key!("order:{id}")).lock().await.unwrap();
     assert!(guard.token() > first);
 }

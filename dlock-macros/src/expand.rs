@@ -68,7 +68,7 @@ impl Plan {
             Claim::Permits { key, take, of } => {
                 let key = key.expand(&self.terms.core);
                 let take = take.as_ref().map_or_else(|| quote!(1), |take| quote!(#take));
-                quote!(.semaphore(#key, #of).take(#take))
+                quote!(.semaphore(#key, #of).permits(#take))
             }
             Claim::AllOf(keys) => {
                 let core = &self.terms.core;

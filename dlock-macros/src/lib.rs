@@ -24,14 +24,14 @@ use crate::terms::Attribute;
 /// name another key.
 ///
 /// ```
-/// use dlock_core::key;
+/// use dlock::key;
 ///
 /// struct Request {
 ///     tenant: String,
 ///     order: u64,
 /// }
 ///
-/// # fn main() -> dlock_core::Result<()> {
+/// # fn main() -> dlock::Result<()> {
 /// let req = Request { tenant: "a:b".to_owned(), order: 7 };
 /// let key = key!("order:{req.tenant}:{req.order:05}")?;
 /// assert_eq!(key.as_str(), "order:a%3Ab:00007");
@@ -59,7 +59,7 @@ use crate::terms::Attribute;
 ///
 /// ```compile_fail
 /// # let (a, b) = ("1", "23");
-/// let key = dlock_core::key!("pair:{a}-{b}"); // write "pair:{a}:{b}"
+/// let key = dlock::key!("pair:{a}-{b}"); // write "pair:{a}:{b}"
 /// ```
 ///
 /// A template is not empty, has at most 512 bytes of literal text and contains no
@@ -73,7 +73,7 @@ pub fn key(input: TokenStream) -> TokenStream {
 /// Runs an async function under a lock, or not at all.
 ///
 /// ```
-/// use dlock_core::{Result, distributed_lock, testing};
+/// use dlock::{Result, distributed_lock, testing};
 ///
 /// #[distributed_lock(key = "order:{order_id}", ttl = "30s", wait = "2s")]
 /// async fn pay(order_id: u64, amount: u32) -> Result<String> {
@@ -94,7 +94,7 @@ pub fn key(input: TokenStream) -> TokenStream {
 /// the lock is released. Nested calls with the same key go through.
 ///
 /// # Errors
-/// The function returns a `Result<T, E>` with `E: From<dlock_core::Error>`, or has
+/// The function returns a `Result<T, E>` with `E: From<dlock::Error>`, or has
 /// an `on_error`. Busy, no answer, lost: each is an error, and never runs the body
 /// without the lock.
 ///
@@ -112,7 +112,7 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// on the next segment for as long as it says that this one is dry.
 ///
 /// ```
-/// use dlock_core::{Error, testing};
+/// use dlock::{Error, testing};
 /// use dlock_segment::{Take, segmented_lock};
 ///
 /// # async fn take_one(column: usize, token: u64) -> Option<u64> { (column == 3).then_some(token) }
@@ -138,7 +138,7 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// `#[distributed_lock]`.
 ///
 /// # Errors
-/// The function returns a `Result<Take<T>, E>` with `E: From<dlock_core::Error>`, or
+/// The function returns a `Result<Take<T>, E>` with `E: From<dlock::Error>`, or
 /// a `Take<T>` and has an `on_error`. What it returns is what the body said last:
 /// `Take::Dry` means that every segment was. `TimedOut` if all that were left stayed
 /// busy for the wait.

@@ -6,7 +6,7 @@ use quote::quote;
 
 /// The path of `dlock-core`, under the name the calling crate gave it.
 pub(crate) fn core() -> TokenStream {
-    of("dlock-core", "dlock_core")
+    of("dlock-core", "dlock")
 }
 
 /// The path of `dlock-segment`, likewise.
@@ -16,6 +16,8 @@ pub(crate) fn segment() -> TokenStream {
 
 fn of(package: &str, lib: &str) -> TokenStream {
     let name = match crate_name(package) {
+        // As a dependency it goes by the name of its library, unless it is renamed.
+        Ok(FoundCrate::Name(name)) if name == package.replace('-', "_") => lib.to_owned(),
         Ok(FoundCrate::Name(name)) => name,
         // Itself: its doctests, tests and examples know it by this name only, and
         // its lib calls itself so by `extern crate self`. Not found: a build

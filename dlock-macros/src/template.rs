@@ -385,9 +385,9 @@ mod tests {
 
     #[test]
     fn expansion() {
-        let expand = |text| template(text).unwrap().expand(&quote!(::dlock_core)).to_string();
+        let expand = |text| template(text).unwrap().expand(&quote!(::dlock)).to_string();
         let wanted = quote! {{
-            let key = ::dlock_core::__private::KeyWriter::new("order:{order_id}:{n:05}")
+            let key = ::dlock::__private::KeyWriter::new("order:{order_id}:{n:05}")
                 .literal("order:")
                 .value(::core::format_args!("{}", order_id))
                 .literal(":")
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(expand("order:{order_id}:{n:05}"), wanted.to_string());
 
         let wanted = quote! {{
-            let key = ::dlock_core::__private::KeyWriter::new("").literal("a{b}").finish();
+            let key = ::dlock::__private::KeyWriter::new("").literal("a{b}").finish();
             key
         }};
         assert_eq!(expand("a{{b}}"), wanted.to_string());

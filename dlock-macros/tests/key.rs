@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::fmt;
 
-use dlock_core::{ErrorKind, Key, Result, key};
+use dlock::{ErrorKind, Key, Result, key};
 
 fn text(key: Result<Key>) -> String {
     key.expect("a valid key").as_str().to_owned()

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock_core::Dlock;
+use dlock::Dlock;
 use dlock_segment::{Inventory, SegmentedLock, Take};
 use dlock_testkit::redis::RedisServer;
 
@@ -46,7 +46,7 @@ async fn main() {
             let sale = fresh(&dlock, 4_000_000_000, 16, carries, journal).await;
             table.add(name, rate(&sale, TASKS, time, carries).await);
         }
-        let memory = dlock_core::testing::client();
+        let memory = dlock::testing::client();
         let sale = fresh(&memory, 4_000_000_000, 16, Carries::Nothing, false).await;
         table.add("memory: deduct", rate(&sale, 2, time, Carries::Nothing).await);
     }
@@ -70,7 +70,7 @@ async fn main() {
 
     println!("\ncost of a deduction, nanoseconds; 1,000 tasks on Redis, 2 in memory");
     println!("  segments      units  state        redis    memory");
-    let memory = dlock_core::testing::client();
+    let memory = dlock::testing::client();
     for (segments, units) in
         [(1, 1_000_000_000), (16, 1_000_000_000), (64, 1_000_000_000), (256, 1_000_000_000)]
     {
@@ -283,7 +283,7 @@ async fn bodies(dlock: &Dlock, segments: u32, time: Duration) -> f64 {
                 while !stop.load(Ordering::Relaxed) {
                     let body = |_, _| async {
                         tokio::time::sleep(Duration::from_millis(1)).await;
-                        Ok::<_, dlock_core::Error>(Take::Done(()))
+                        Ok::<_, dlock::Error>(Take::Done(()))
                     };
                     stock.take(body).await.expect("a segment");
                     done.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! What `#[segmented_lock]` asks of the types around it. The rest of what it
 //! expands to are calls that code by hand would make too.
 
-use dlock_core::{Dlock, IntoKey};
+use dlock::{Dlock, IntoKey};
 
 use crate::lock::{SegmentedLock, Take};
 
@@ -12,7 +12,7 @@ use crate::lock::{SegmentedLock, Take};
 /// own to return that:
 ///
 /// ```
-/// use dlock_core::{Error, Fallible, testing};
+/// use dlock::{Error, Fallible, testing};
 /// use dlock_segment::{Takes, segmented_lock};
 ///
 /// #[derive(Debug, PartialEq)]
@@ -47,7 +47,7 @@ use crate::lock::{SegmentedLock, Take};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot say that a segment is dry",
     label = "neither done nor dry",
-    note = "return a `Result<Take<T>, E>` with `E: From<dlock_core::Error>`",
+    note = "return a `Result<Take<T>, E>` with `E: From<dlock::Error>`",
     note = "or a `Take<T>`, and add `on_error = |error| ..` to the attribute"
 )]
 pub trait Takes {

@@ -1,6 +1,6 @@
 //! Which segments were found dry, for all segmented locks of a client.
 
-use dlock_core::Key;
+use dlock::Key;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;

@@ -29,7 +29,7 @@ pub enum Error {
         retry_after: Duration,
     },
     /// The store could not be used; nothing was applied.
-    Store(dlock_core::Error),
+    Store(dlock::Error),
 }
 
 /// The id of an operation whose outcome is not known.
@@ -67,9 +67,9 @@ impl Error {
     }
 
     /// A fault of the store during a call that changes something.
-    pub(crate) fn of_store(error: dlock_core::Error) -> Self {
+    pub(crate) fn of_store(error: dlock::Error) -> Self {
         match error.kind() {
-            dlock_core::ErrorKind::Unknown => Error::Unknown(None),
+            dlock::ErrorKind::Unknown => Error::Unknown(None),
             _ => Error::Store(error),
         }
     }
@@ -104,10 +104,10 @@ impl std::error::Error for Error {
     }
 }
 
-impl From<dlock_core::Error> for Error {
-    fn from(error: dlock_core::Error) -> Self {
+impl From<dlock::Error> for Error {
+    fn from(error: dlock::Error) -> Self {
         match error.kind() {
-            dlock_core::ErrorKind::Invalid => Error::Invalid(error.to_string()),
+            dlock::ErrorKind::Invalid => Error::Invalid(error.to_string()),
             _ => Error::of_store(error),
         }
     }

@@ -16,7 +16,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use dlock_core::{Dlock, IntoKey, Key};
+use dlock::{Dlock, IntoKey, Key};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
@@ -53,7 +53,7 @@ const ENTRIES: usize = 1_000;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
 /// use dlock_segment::{Deduction, Inventory};
 ///
-/// let dlock = dlock_core::Dlock::connect("memory://").await?;
+/// let dlock = dlock::Dlock::connect("memory://").await?;
 /// let sale =
 ///     Inventory::builder(&dlock, "phone").stock(1_000).segments(16).per_buyer(2).create().await?;
 /// match sale.deduct(1).operation("order-981").buyer("u-7").send().await? {
@@ -108,7 +108,7 @@ impl Inventory {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
-    /// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// use dlock_segment::{Error, Inventory};
     ///
     /// let missing = Inventory::open(&dlock, "never made").await;
@@ -207,7 +207,7 @@ impl Inventory {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
-    /// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # use dlock_segment::{Deduction, Inventory, Resolved};
     /// # let sale = Inventory::builder(&dlock, "resolve").stock(5).create().await?;
     /// assert_eq!(sale.resolve("order-1").await?, Resolved::NotApplied);
@@ -428,7 +428,7 @@ impl Inventory {
                 known => return known,
             }
             let now = tokio::time::Instant::now();
-            let patience = self.dlock.beside().call_timeout() * 2;
+            let patience = self.dlock.client_extension().call_timeout() * 2;
             if now >= *doubted_until.get_or_insert(now + patience) {
                 return Err(Error::Unknown(Some(crate::error::Operation(id.clone()))));
             }
@@ -451,7 +451,7 @@ impl fmt::Debug for Inventory {
 #[non_exhaustive]
 pub struct Health {
     /// Whether the server answers, and how fast.
-    pub client: dlock_core::Health,
+    pub client: dlock::Health,
     /// What would survive its end.
     pub durability: Durability,
 }

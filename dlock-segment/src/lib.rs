@@ -34,7 +34,7 @@ pub use dlock_macros::segmented_lock;
 #[doc(hidden)]
 pub mod __private {
     pub use crate::attribute::{Split, split, unbound};
-    pub use dlock_core as core;
+    pub use dlock as core;
 }
 
 /// The examples of the documents compile and run.

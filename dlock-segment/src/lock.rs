@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{Dlock, Error, Guard, IntoKey, Mutex, Result};
+use dlock::{Dlock, Error, Guard, IntoKey, Mutex, Result};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use rand::RngExt as _;
@@ -45,11 +45,11 @@ const DRY_FOR_AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// `stock_01` to `stock_20` of a row.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
-/// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+/// # let dlock = dlock::Dlock::connect("memory://").await?;
 /// # let sku = 7;
-/// # async fn take_one(column: usize, token: dlock_core::Token) -> Option<u64> { Some(1) }
-/// use dlock_core::key;
+/// # async fn take_one(column: usize, token: dlock::Token) -> Option<u64> { Some(1) }
+/// use dlock::key;
 /// use dlock_segment::SegmentedLock;
 ///
 /// let stock = SegmentedLock::new(&dlock, key!("stock:{sku}"), 20);
@@ -115,8 +115,8 @@ impl SegmentedLock {
     /// A lock of segments with names and weights: how often each comes first.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
-    /// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// use dlock_segment::SegmentedLock;
     ///
     /// let stock = SegmentedLock::named(&dlock, "stock:7", [("eu", 600), ("us", 400)]).prefer("eu");
@@ -235,8 +235,8 @@ impl SegmentedLock {
     /// the same key again goes through.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_core::Result<()> {
-    /// # let dlock = dlock_core::Dlock::connect("memory://").await?;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// use dlock_segment::{SegmentedLock, Take};
     ///
     /// let stock = SegmentedLock::new(&dlock, "stock:7", 4);
@@ -244,7 +244,7 @@ impl SegmentedLock {
     ///     stock
     ///         .take(|segment, _guard| async move {
     ///             let has_stock = segment.index() == 2;
-    ///             Ok::<_, dlock_core::Error>(if has_stock { Take::Done("a phone") } else { Take::Dry })
+    ///             Ok::<_, dlock::Error>(if has_stock { Take::Done("a phone") } else { Take::Dry })
     ///         })
     ///         .await
     /// });
@@ -306,7 +306,7 @@ impl Segments {
     ///
     /// # Errors
     /// `TimedOut` if every segment left stayed busy for the wait; else as
-    /// [`Lock::lock`](dlock_core::Lock::lock).
+    /// [`Lock::lock`](dlock::Lock::lock).
     ///
     /// # Cancel safety
     /// Dropping it leaves neither a lock nor a place in a queue, and the pass as

@@ -1,4 +1,4 @@
-//! What can be seen of segments and sales, as in `dlock_core::observe`.
+//! What can be seen of segments and sales, as in `dlock::observe`.
 //!
 //! | target | event | level | fields |
 //! |---|---|---|---|
@@ -16,7 +16,7 @@
 //! `available`. A request that is repeated under its id counts again. What is shown
 //! of a key is as there: never its values.
 
-use dlock_core::Key;
+use dlock::Key;
 
 use crate::error::{Error, Result};
 use crate::lock::Segment;

@@ -41,7 +41,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use dlock_core::Key;
+use dlock::Key;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 

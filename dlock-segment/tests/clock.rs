@@ -8,7 +8,7 @@ mod common;
 use std::time::Duration;
 
 use common::{clean_audit, counts, taken};
-use dlock_core::Dlock;
+use dlock::Dlock;
 use dlock_segment::{HoldState, Inventory, Receipt, Reservation};
 use dlock_testkit::redis::{Clock, RedisServer};
 

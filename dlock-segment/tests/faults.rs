@@ -11,7 +11,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use common::{Place, clean_audit, counts, eventually, taken};
-use dlock_core::{Dlock, ErrorKind};
+use dlock::{Dlock, ErrorKind};
 use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation, Resolved};
 use dlock_testkit::proxy::{Once, Proxy, Way};
 use dlock_testkit::redis::RedisServer;

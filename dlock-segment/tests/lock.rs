@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock_core::{Dlock, ErrorKind, Guard, State, testing};
+use dlock::{Dlock, ErrorKind, Guard, State, testing};
 use dlock_segment::{SegmentedLock, Take};
 use dlock_testkit::redis::{RedisServer, TTL, client};
 
@@ -233,7 +233,7 @@ async fn the_closure_form_excludes_per_segment_and_can_be_spawned(place: Place) 
                                 n.checked_sub(1)
                             });
                             here.fetch_sub(1, Ordering::SeqCst);
-                            Ok::<_, dlock_core::Error>(took.map_or(Take::Dry, Take::Done))
+                            Ok::<_, dlock::Error>(took.map_or(Take::Dry, Take::Done))
                         }
                     })
                     .await
@@ -258,7 +258,7 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
         assert!(guard.token().get() > before, "a stale holder is told by its token");
         async {
             std::future::pending::<()>().await;
-            Ok::<_, dlock_core::Error>(Take::Done(()))
+            Ok::<_, dlock::Error>(Take::Done(()))
         }
     };
     let breaking = async {
@@ -286,7 +286,7 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
     let panicking = stock.clone();
     let panicked = tokio::spawn(async move {
         let body = |_, _| async { panic!("in the body") };
-        panicking.take::<(), dlock_core::Error, _, _>(body).await
+        panicking.take::<(), dlock::Error, _, _>(body).await
     });
     assert!(panicked.await.unwrap_err().is_panic());
     for millis in [0, 1, 5, 50] {

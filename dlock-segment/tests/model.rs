@@ -380,7 +380,7 @@ async fn random_operations(place: Place) {
 
 fn planted(bug: Plant) -> Place {
     let place = Place::memory().expect("it is embedded");
-    Memory::new(place.dlock.beside()).expect("embedded").plant(bug);
+    Memory::new(place.dlock.client_extension()).expect("embedded").plant(bug);
     place
 }
 

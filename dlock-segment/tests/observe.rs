@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{is_sold_out, taken};
-use dlock_core::{Key, key};
+use dlock::{Key, key};
 use dlock_segment::{Error, Inventory, SegmentedLock, Take};
 use dlock_testkit::redis::RedisServer;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
@@ -66,11 +66,11 @@ async fn metrics_and_traces() {
         .finish();
     tracing::subscriber::set_global_default(subscriber).unwrap();
 
-    let dlock = dlock_core::testing::client();
+    let dlock = dlock::testing::client();
     let email = "secret@example.org";
     let stock = SegmentedLock::new(&dlock, key!("stock:{email}"), 3);
     let all_dry = async |stock: &SegmentedLock| {
-        let dry = stock.take(|_, _| async { Ok::<_, dlock_core::Error>(Take::<()>::Dry) }).await;
+        let dry = stock.take(|_, _| async { Ok::<_, dlock::Error>(Take::<()>::Dry) }).await;
         assert_eq!(dry.unwrap(), None);
     };
     all_dry(&stock).await;
@@ -146,7 +146,7 @@ async fn metrics_and_traces() {
 async fn unknown(snapshotter: &Snapshotter) {
     let Some(server) = RedisServer::start() else { return };
     let url = format!("{}?call_timeout=200ms", server.url());
-    let dlock = dlock_core::Dlock::connect(&url).await.unwrap();
+    let dlock = dlock::Dlock::connect(&url).await.unwrap();
     let email = "secret@example.org";
     let sale = Inventory::builder(&dlock, key!("gone:{email}")).stock(10).create().await.unwrap();
     server.pause();

@@ -11,7 +11,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use common::{Place, clean_audit, counts, eventually};
-use dlock_core::Dlock;
+use dlock::Dlock;
 use dlock_segment::{Effect, Entry, Error, Inventory, Resolved};
 use dlock_testkit::proxy::{Once, Proxy};
 

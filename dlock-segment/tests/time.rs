@@ -8,7 +8,7 @@ mod common;
 use std::time::{Duration, SystemTime};
 
 use common::{Place, clean_audit, counts, is_sold_out, taken};
-use dlock_core::Dlock;
+use dlock::Dlock;
 use dlock_segment::{Deduction, HoldState, Inventory, Reservation};
 use tokio::time::{Instant, advance};
 

@@ -20,7 +20,7 @@ mod worker;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dlock_core::Plant;
+use dlock::machine::Bug;
 
 /// What the command line says.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ struct Options {
     seed: u64,
     faults_per_minute: u64,
     /// A bug planted in the clients, which must be found.
-    plant: Option<Plant>,
+    plant: Option<Bug>,
     /// A worker of a run: the URL and the number.
     worker: Option<(String, usize)>,
 }
@@ -87,8 +87,8 @@ impl Options {
                 "--seed" => options.seed = count()?,
                 "--faults-per-minute" => options.faults_per_minute = count()?,
                 "--plant" => {
-                    let plant = Plant::ALL.into_iter().find(|plant| format!("{plant:?}") == value);
-                    let names = || format!("no such plant; there are {:?}", Plant::ALL);
+                    let plant = Bug::ALL.into_iter().find(|plant| format!("{plant:?}") == value);
+                    let names = || format!("no such plant; there are {:?}", Bug::ALL);
                     options.plant = Some(plant.ok_or_else(names)?);
                 }
                 "--url" => url = Some(value),

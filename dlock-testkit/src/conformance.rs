@@ -5,7 +5,7 @@
 //! tried, and said so. To run it on a backend of your own:
 //!
 //! ```
-//! use dlock_core::backend::memory::Memory;
+//! use dlock::backend::memory::Memory;
 //! use dlock_testkit::conformance::Suite;
 //!
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
@@ -28,8 +28,8 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Capabilities, Cursor};
-use dlock_core::{Builder, Dlock};
+use dlock::backend::{Backend, Capabilities, Cursor};
+use dlock::{Dlock, DlockBuilder};
 
 use crate::faulty::{Faulty, Switch};
 
@@ -151,7 +151,7 @@ impl Suite {
         )
     }
 
-    fn client_of(&self, configure: impl FnOnce(Builder) -> Builder) -> Dlock {
+    fn client_of(&self, configure: impl FnOnce(DlockBuilder) -> DlockBuilder) -> Dlock {
         let builder = Dlock::builder().backend((self.backend)()).ttl(TTL).wait(PATIENT);
         configure(builder).connect_lazy().expect("a client")
     }

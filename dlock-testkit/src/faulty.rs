@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
-use dlock_core::{
-    Attempt, Claim, Error, ErrorKind, Holder, Key, Operation, Release, Released, Renewed, Result,
-};
+use dlock::backend::{AcquireOutcome, Claim, Release, RenewOutcome};
+use dlock::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
+use dlock::{Error, ErrorKind, Holder, Key, Operation, ReleaseOutcome, Result};
 
 /// What happens to calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,16 +114,16 @@ impl<B: Backend> Backend for Faulty<B> {
         self.inner.open(client, listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Attempt>> {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
         self.call(Operation::Acquire, || self.inner.acquire(claim), Err)
     }
 
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<Renewed>>> {
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
         let failed = |error: Error| leases.iter().map(|_| Err(error.clone())).collect();
         self.call(Operation::Renew, || self.inner.renew(leases), failed)
     }
 
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<Released>> {
+    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
         self.call(Operation::Release, move || self.inner.release(lease, how), Err)
     }
 

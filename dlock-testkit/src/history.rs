@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use dlock_core::{Guard, Mode};
+use dlock::{Guard, Mode};
 
 /// Judges overlap and tokens as they happen. A count to N at the end would pass
 /// without any lock.

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use dlock_core::{Guard, LossReason, Mode, MultiGuard, Permits, State};
+use dlock::{Guard, LossReason, Mode, MultiGuard, Permits, State};
 
 use crate::process::now;
 use crate::records::Record;
@@ -65,7 +65,7 @@ impl Tells for (Permits, u32) {
         now_or_never(self.0.lost())
     }
     fn keys(&self) -> Vec<(String, Mode, u64)> {
-        let mode = Mode::Permits { take: self.0.count(), of: self.1 };
+        let mode = Mode::Permits { count: self.0.count(), of: self.1 };
         vec![(self.0.key().as_str().to_owned(), mode, 0)]
     }
 }

@@ -22,7 +22,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use dlock_core::{Access, Fence, Mode, Token};
+use dlock::{Access, Fence, Mode, Token};
 
 /// Somebody held a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (mode, take, of) = match self.mode {
             Mode::Shared => ('s', 0, 0),
-            Mode::Permits { take, of } => ('p', take, of),
+            Mode::Permits { count, of } => ('p', count, of),
             _ => ('x', 0, 0),
         };
         let Record { key, token, from, until, stale, who, .. } = self;
@@ -71,7 +71,7 @@ impl FromStr for Record {
             "x" => Mode::Exclusive,
             "s" => Mode::Shared,
             "p" => Mode::Permits {
-                take: u32::try_from(take).map_err(drop)?,
+                count: u32::try_from(take).map_err(drop)?,
                 of: u32::try_from(of).map_err(drop)?,
             },
             _ => return Err(()),
@@ -219,13 +219,13 @@ impl Key {
         let mut taken = 0;
         for inside in &self.inside {
             match (inside.mode, record.mode) {
-                (Mode::Permits { take, .. }, Mode::Permits { .. }) => taken += take,
+                (Mode::Permits { count, .. }, Mode::Permits { .. }) => taken += count,
                 (Mode::Shared, Mode::Shared) => {}
                 _ => faults.push(format!("held twice: {inside} and {record}")),
             }
         }
         match record.mode {
-            Mode::Permits { take, of } if taken + take > of => {
+            Mode::Permits { count, of } if taken + count > of => {
                 faults.push(format!("{taken} of {of} permits are taken when: {record}"));
             }
             Mode::Exclusive if record.token <= self.top => {
@@ -288,7 +288,7 @@ mod tests {
         }
         let readers = judged(&[record(Shared, 1, 10, 21), record(Shared, 1, 20, 30)]);
         assert!(readers.violations.is_empty());
-        let permits = Mode::Permits { take: 2, of: 3 };
+        let permits = Mode::Permits { count: 2, of: 3 };
         let judge = judged(&[record(permits, 0, 10, 21), record(permits, 0, 20, 30)]);
         assert_eq!(judge.violations.len(), 1);
     }

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock_core::backend::redis::Redis;
-use dlock_core::{Builder, Dlock};
+use dlock::backend::redis::Redis;
+use dlock::{Dlock, DlockBuilder};
 
 /// A `redis-server` process on a free loopback port, without persistence; killed
 /// when dropped.
@@ -26,7 +26,7 @@ pub struct RedisServer {
 pub const TTL: Duration = Duration::from_millis(900);
 
 /// A client of the server at this URL, as most tests want it.
-pub fn client(url: &str) -> Builder {
+pub fn client(url: &str) -> DlockBuilder {
     Dlock::builder().url(url).namespace("test").ttl(TTL).wait(Duration::from_secs(20))
 }
 

@@ -16,7 +16,7 @@ mod worker;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use dlock_core::Dlock;
+use dlock::Dlock;
 use dlock_segment::{Deduction, Error, Inventory, Resolved};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};

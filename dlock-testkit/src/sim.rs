@@ -18,7 +18,7 @@ mod checker;
 mod plan;
 mod world;
 
-use dlock_core::Plant;
+use dlock::machine::Bug;
 
 pub use checker::Checker;
 pub use plan::Plan;
@@ -27,7 +27,7 @@ pub use plan::Plan;
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// A bug to switch on.
-    pub plant: Option<Plant>,
+    pub plant: Option<Bug>,
     /// Whether to write the log.
     pub log: bool,
 }
@@ -57,7 +57,7 @@ pub fn run(seed: u64, options: &Options) -> Report {
 }
 
 /// The command that replays a seed.
-pub fn replay_command(seed: u64, plant: Option<Plant>) -> String {
+pub fn replay_command(seed: u64, plant: Option<Bug>) -> String {
     let plant = plant.map(|plant| format!(" --plant {plant:?}")).unwrap_or_default();
     format!("cargo run --release -p dlock-testkit --bin dlock-sim -- --seed {seed}{plant}")
 }

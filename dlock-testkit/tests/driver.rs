@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_core::backend::memory::Memory;
-use dlock_core::{Dlock, ErrorKind, Released, State};
+use dlock::backend::memory::Memory;
+use dlock::{Dlock, ErrorKind, ReleaseOutcome, State};
 use dlock_testkit::{Faulty, Switch, Weather};
 
 const TTL: Duration = Duration::from_millis(600);
@@ -35,7 +35,7 @@ async fn a_blocked_executor_loses_no_lock() {
     std::thread::sleep(TTL * 3);
     assert_eq!(guard.state(), State::Held);
     assert!(two.mutex("a").try_lock().await.unwrap().is_none());
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
 }
 
 /// Rule 8, row 11: the runtime ends before the guard.
@@ -97,7 +97,7 @@ fn any_executor_will_do() {
                 std::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(5)),
             }
         };
-        assert_eq!(outcome, Released::Released);
+        assert_eq!(outcome, ReleaseOutcome::Released);
     }
 }
 
@@ -162,9 +162,9 @@ fn the_last_client_flushes_what_it_owes() {
 #[tokio::test]
 async fn thousands_of_permits_are_given_at_once() {
     const MANY: u32 = 8_000;
-    let dlock = dlock_core::testing::client();
-    let all = dlock.semaphore("s", MANY).take(MANY).lock().await.unwrap();
-    let one = dlock.semaphore("s", MANY).take(1).wait_unlimited();
+    let dlock = dlock::testing::client();
+    let all = dlock.semaphore("s", MANY).permits(MANY).lock().await.unwrap();
+    let one = dlock.semaphore("s", MANY).permits(1).wait_unlimited();
     let waiting: Vec<_> = (0..MANY)
         .map(|_| {
             let one = one.clone();
@@ -185,7 +185,7 @@ async fn thousands_of_permits_are_given_at_once() {
 #[test]
 fn a_guard_in_a_thread_local_ends_with_its_thread() {
     thread_local! {
-        static KEPT: std::cell::RefCell<Option<dlock_core::Guard>> =
+        static KEPT: std::cell::RefCell<Option<dlock::Guard>> =
             const { std::cell::RefCell::new(None) };
     }
     let store = Memory::new();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{Dlock, State};
+use dlock::{Dlock, State};
 
 const LOCKS: usize = 100_000;
 

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::memory::queue::{Queue, Sent};
-use dlock_core::engine::{
-    Action, Actions, Answer, Ask, CallId, Engine, Lane, Limits, Outcome, Refusal, Request,
-    Standing, Ticket, Wait,
+use dlock::backend::memory::lock_table::{LockTable, SentNotice};
+use dlock::backend::{AcquireOutcome, Claim, Grant, Moment, Notice, Owner, Release, RenewOutcome};
+use dlock::backend::{Answer, Request};
+use dlock::machine::{
+    Action, Actions, CallId, Engine, Lane, LeaseStatus, Limits, LockRequest, Outcome, Refusal,
+    Ticket, Wait,
 };
-use dlock_core::{
-    Attempt, Claim, Error, ErrorKind, Grant, HandoverLimits, Holder, Key, LossReason, Mode, Moment,
-    Notice, Operation, Owner, Planted, Release, Released, Renewed,
-};
+use dlock::machine::{HandoverLimits, PlantedBug};
+use dlock::{Error, ErrorKind, Holder, Key, LossReason, Mode, Operation, ReleaseOutcome};
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -36,9 +36,9 @@ struct Process {
 
 impl Process {
     fn new() -> Self {
-        let handover = HandoverLimits { count: 2, tenure: ms(1_000) };
+        let handover = HandoverLimits { count: 2, time: ms(1_000) };
         let limits = Limits { handover, waiters: 10 };
-        let machine = Engine::new(limits, [7; 32], Planted::default());
+        let machine = Engine::new(limits, [7; 32], PlantedBug::default());
         Process { machine, calls: Vec::new(), woken: Vec::new(), lost: Vec::new() }
     }
 
@@ -59,8 +59,15 @@ impl Process {
 
     fn enqueue_with(&mut self, now: Moment, mode: Mode, wait: Wait, lane: Lane) -> Ticket {
         let key = Key::new("k").expect("a key");
-        let ask =
-            Ask { key: &key, mode, ttl: ms(3_000), wait, lane, max_hold: None, holder: holder(1) };
+        let ask = LockRequest {
+            key: &key,
+            mode,
+            ttl: ms(3_000),
+            wait,
+            lane,
+            max_hold: None,
+            holder: holder(1),
+        };
         self.step(|machine, actions| machine.enqueue(now, ask, (), actions)).expect("a ticket")
     }
 
@@ -87,11 +94,11 @@ impl Process {
 
     fn granted(&mut self, now: Moment, call: CallId, first: u64, count: u32) {
         let grant = Grant { first, count };
-        self.answer(now, call, Answer::Acquire(Ok(Attempt::Granted(grant))));
+        self.answer(now, call, Answer::Acquire(Ok(AcquireOutcome::Granted(grant))));
     }
 
     fn queued(&mut self, now: Moment, call: CallId) {
-        let queued = Attempt::Queued { holder: Some(holder(2)), free_in: None };
+        let queued = AcquireOutcome::Queued { holder: Some(holder(2)), free_in: None };
         self.answer(now, call, Answer::Acquire(Ok(queued)));
     }
 
@@ -115,9 +122,9 @@ impl Process {
     }
 
     fn held_until(&self, now: Moment, ticket: Ticket) -> Moment {
-        match self.machine.standing(now, ticket) {
-            Standing::Held { until, .. } => until,
-            Standing::Lost(reason) => panic!("{reason}"),
+        match self.machine.status(now, ticket) {
+            LeaseStatus::Held { until, .. } => until,
+            LeaseStatus::Lost(reason) => panic!("{reason}"),
         }
     }
 }
@@ -140,7 +147,7 @@ fn a_deadline_counts_from_the_sending() {
     process.tick(at(2_000));
     let (call, request) = process.call();
     assert!(matches!(request, Request::Renew(_)));
-    process.answer(at(2_800), call, Answer::Renew(Ok(Renewed::Held { others_wait: false })));
+    process.answer(at(2_800), call, Answer::Renew(Ok(RenewOutcome::Held { others_wait: false })));
     assert_eq!(process.held_until(at(2_800), ticket), at(2_000 + 3_000 - 60));
 }
 
@@ -190,7 +197,7 @@ fn a_release_does_not_overtake_its_acquire() {
     let (call, request) = process.call();
     let Request::Release(released, Release::Now) = request else { panic!("{request:?}") };
     assert_eq!(released.owner, claim.owner);
-    process.answer(at(21), call, Answer::Release(Ok(Released::Released)));
+    process.answer(at(21), call, Answer::Release(Ok(ReleaseOutcome::Released)));
     assert!(process.machine.is_idle());
 }
 
@@ -204,14 +211,14 @@ fn a_doubtful_acquire_is_released_twice() {
     process.forget(at(5), ticket);
     process.answer(at(500), call, Answer::Acquire(Err(unanswered(Operation::Acquire))));
     let (call, _) = process.call();
-    process.answer(at(510), call, Answer::Release(Ok(Released::AlreadyLost)));
+    process.answer(at(510), call, Answer::Release(Ok(ReleaseOutcome::AlreadyLost)));
     assert!(!process.machine.is_idle(), "the acquire may come yet");
     process.tick(at(1_400));
     assert!(process.calls.is_empty());
     process.tick(at(1_520));
     let (call, request) = process.call();
     assert!(matches!(request, Request::Release(..)));
-    process.answer(at(1_530), call, Answer::Release(Ok(Released::Released)));
+    process.answer(at(1_530), call, Answer::Release(Ok(ReleaseOutcome::Released)));
     assert!(process.machine.is_idle());
 }
 
@@ -232,8 +239,8 @@ fn renewals_are_tried_until_the_deadline() {
                 tries += 1;
                 process.answer(at(now), call, Answer::Renew(Err(unanswered(Operation::Renew))));
                 assert!(matches!(
-                    process.machine.standing(at(now), ticket),
-                    Standing::Held { certain: false, .. }
+                    process.machine.status(at(now), ticket),
+                    LeaseStatus::Held { certain: false, .. }
                 ));
             }
         }
@@ -242,7 +249,7 @@ fn renewals_are_tried_until_the_deadline() {
     assert_eq!(process.lost, [LossReason::Deadline]);
     assert!((2_940..=2_960).contains(&now), "lost at {now}");
     assert!((5..20).contains(&tries), "{tries} tries: neither given up nor a busy loop");
-    assert_eq!(process.machine.standing(at(now), ticket), Standing::Lost(LossReason::Deadline));
+    assert_eq!(process.machine.status(at(now), ticket), LeaseStatus::Lost(LossReason::Deadline));
 }
 
 /// Rule 2: each hand-over has a token of its own; after the limit one call gives
@@ -312,7 +319,11 @@ fn attempts_do_not_wait() {
     let (call, claim) = process.acquire();
     assert!(!claim.queue);
     let waiter = process.enqueue(at(0));
-    process.answer(at(1), call, Answer::Acquire(Ok(Attempt::Busy { holder: Some(holder(2)) })));
+    process.answer(
+        at(1),
+        call,
+        Answer::Acquire(Ok(AcquireOutcome::Busy { holder: Some(holder(2)) })),
+    );
     let (call, again) = process.acquire();
     assert!(again.queue && again.owner == claim.owner, "the same claim, now waiting");
     process.queued(at(2), call);
@@ -337,7 +348,7 @@ fn readers_stop_joining_when_others_wait() {
     assert_eq!(process.token(one), process.token(two), "local readers share a claim");
     process.tick(at(1_000));
     let (call, _) = process.call();
-    process.answer(at(1_001), call, Answer::Renew(Ok(Renewed::Held { others_wait: true })));
+    process.answer(at(1_001), call, Answer::Renew(Ok(RenewOutcome::Held { others_wait: true })));
     let three = read(&mut process, 1_002);
     let (call, own) = process.acquire();
     assert!(own.owner != claim.owner && own.instead_of.is_none(), "a claim of its own");
@@ -364,7 +375,7 @@ fn claim(owner: u128, client: u64, mode: Mode) -> Claim {
     }
 }
 
-fn owners(sent: &[Sent]) -> Vec<u128> {
+fn owners(sent: &[SentNotice]) -> Vec<u128> {
     sent.iter().map(|sent| sent.owner.bits()).collect()
 }
 
@@ -372,10 +383,10 @@ fn owners(sent: &[Sent]) -> Vec<u128> {
 /// come in together, and only the chosen are told.
 #[test]
 fn the_first_live_waiters_are_chosen() {
-    let mut queue = Queue::new(0, Planted::default());
+    let mut queue = LockTable::new(0, PlantedBug::default());
     let mut sent = Vec::new();
     let writer = claim(1, 1, Mode::Exclusive);
-    assert!(matches!(queue.acquire(at(0), &writer, &mut sent), Attempt::Granted(_)));
+    assert!(matches!(queue.acquire(at(0), &writer, &mut sent), AcquireOutcome::Granted(_)));
     for dead in 10..20 {
         queue.acquire(at(0), &claim(dead, 2, Mode::Exclusive), &mut sent);
     }
@@ -387,26 +398,26 @@ fn the_first_live_waiters_are_chosen() {
     assert!(sent.is_empty());
     assert!(matches!(
         queue.renew(at(2_950), &writer, &mut sent),
-        Renewed::Held { others_wait: true }
+        RenewOutcome::Held { others_wait: true }
     ));
     let released = queue.release(at(3_100), &writer, Release::Now, &mut sent);
-    assert_eq!(released, Released::Released);
+    assert_eq!(released, ReleaseOutcome::Released);
     assert_eq!(owners(&sent), [30, 31], "the writer in between is not overtaken");
 }
 
 /// Rule 2: tokens rise although the store forgot everything.
 #[test]
 fn tokens_rise_over_a_restart_without_data() {
-    let first_token = |queue: &mut Queue, now| match queue.acquire(
+    let first_token = |queue: &mut LockTable, now| match queue.acquire(
         now,
         &claim(1, 1, Mode::Exclusive),
         &mut Vec::new(),
     ) {
-        Attempt::Granted(grant) => grant.first + u64::from(grant.count) - 1,
+        AcquireOutcome::Granted(grant) => grant.first + u64::from(grant.count) - 1,
         other => panic!("{other:?}"),
     };
-    let before = first_token(&mut Queue::new(1_000_000, Planted::default()), at(100));
-    let after = first_token(&mut Queue::new(1_000_000, Planted::default()), at(1_100));
+    let before = first_token(&mut LockTable::new(1_000_000, PlantedBug::default()), at(100));
+    let after = first_token(&mut LockTable::new(1_000_000, PlantedBug::default()), at(1_100));
     assert!(after > before);
     assert!(after < 1 << 53);
 }
@@ -414,7 +425,7 @@ fn tokens_rise_over_a_restart_without_data() {
 /// What ended is thrown out although nobody asks for it again.
 #[test]
 fn what_nobody_touches_is_swept() {
-    let mut queue = Queue::new(0, Planted::default());
+    let mut queue = LockTable::new(0, PlantedBug::default());
     for n in 0..10_000_u64 {
         let claim = Claim {
             key: Key::new(format!("job:{n}")).unwrap(),

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dlock_core::backend::memory::Memory;
-use dlock_core::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
-use dlock_core::{Attempt, Claim, Grant, Holder, Key, Release, Released, Renewed, Result};
+use dlock::backend::memory::Memory;
+use dlock::backend::{AcquireOutcome, Claim, Grant, Release, RenewOutcome};
+use dlock::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
+use dlock::{Holder, Key, ReleaseOutcome, Result};
 use dlock_testkit::Faulty;
 use dlock_testkit::conformance::Suite;
 
@@ -55,16 +56,18 @@ impl Backend for Careless {
     fn open(&self, client: u64, listener: Weak<dyn Listener>) {
         self.0.open(client, listener);
     }
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Attempt>> {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let first = NEXT.fetch_add(100, Ordering::Relaxed);
-        Call::answered(Ok(Attempt::Granted(Grant { first, count: claim.tokens })))
+        Call::answered(Ok(AcquireOutcome::Granted(Grant { first, count: claim.tokens })))
     }
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<Renewed>>> {
-        Call::answered(leases.iter().map(|_| Ok(Renewed::Held { others_wait: false })).collect())
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
+        Call::answered(
+            leases.iter().map(|_| Ok(RenewOutcome::Held { others_wait: false })).collect(),
+        )
     }
-    fn release<'a>(&'a self, _: &'a Claim, _: Release) -> Call<'a, Result<Released>> {
-        Call::answered(Ok(Released::Released))
+    fn release<'a>(&'a self, _: &'a Claim, _: Release) -> Call<'a, Result<ReleaseOutcome>> {
+        Call::answered(Ok(ReleaseOutcome::Released))
     }
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
         self.0.inspect(key)

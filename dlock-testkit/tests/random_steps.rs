@@ -5,15 +5,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::memory::queue::{Queue, Sent};
-use dlock_core::engine::{
-    Action, Actions, Answer, Ask, CallId, Engine, Lane, Limits, Outcome, Request, Standing, Ticket,
-    Wait,
+use dlock::backend::memory::lock_table::{LockTable, SentNotice};
+use dlock::backend::{Answer, Request};
+use dlock::backend::{Moment, Notice, Release};
+use dlock::machine::{
+    Action, Actions, CallId, Engine, Lane, LeaseStatus, Limits, LockRequest, Outcome, Ticket, Wait,
 };
-use dlock_core::{
-    Error, ErrorKind, HandoverLimits, Holder, Key, Mode, Moment, Notice, Operation, Planted,
-    Release,
-};
+use dlock::machine::{HandoverLimits, PlantedBug};
+use dlock::{Error, ErrorKind, Holder, Key, Mode, Operation};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
@@ -22,7 +21,7 @@ struct Play {
     random: StdRng,
     now: Moment,
     machine: Engine<()>,
-    queue: Queue,
+    queue: LockTable,
     calls: VecDeque<(CallId, Request)>,
     /// Ticket, mode, and the ticket it is nested in.
     tickets: Vec<(Ticket, Mode, Option<Ticket>)>,
@@ -31,15 +30,15 @@ struct Play {
 
 impl Play {
     fn new(seed: u64) -> Self {
-        let handover = HandoverLimits { count: 3, tenure: Duration::from_millis(50) };
+        let handover = HandoverLimits { count: 3, time: Duration::from_millis(50) };
         let limits = Limits { handover, waiters: 6 };
         let holder =
             Holder { client: 1, name: "one".into(), host: "here".into(), pid: 1, tags: vec![] };
         Play {
             random: StdRng::seed_from_u64(seed),
             now: Moment::default() + Duration::from_secs(1),
-            machine: Engine::new(limits, [3; 32], Planted::default()),
-            queue: Queue::new(1_000_000, Planted::default()),
+            machine: Engine::new(limits, [3; 32], PlantedBug::default()),
+            queue: LockTable::new(1_000_000, PlantedBug::default()),
             calls: VecDeque::new(),
             tickets: Vec::new(),
             holder: Arc::new(holder),
@@ -88,8 +87,8 @@ impl Play {
         self.tell(sent);
     }
 
-    fn tell(&mut self, sent: Vec<Sent>) {
-        for Sent { owner, notice, .. } in sent {
+    fn tell(&mut self, sent: Vec<SentNotice>) {
+        for SentNotice { owner, notice, .. } in sent {
             // Who broke a lock is told to; other messages may be lost.
             if matches!(notice, Notice::Lost(_)) || self.random.random_ratio(9, 10) {
                 self.step(|machine, now, actions| machine.notice(now, owner, notice, actions));
@@ -102,7 +101,7 @@ impl Play {
         let mut held = self.tickets.clone();
         held.retain(|(ticket, ..)| {
             matches!(self.machine.outcome(*ticket), Outcome::Admitted { .. })
-                && matches!(self.machine.standing(now, *ticket), Standing::Held { .. })
+                && matches!(self.machine.status(now, *ticket), LeaseStatus::Held { .. })
         });
         held
     }
@@ -110,7 +109,7 @@ impl Play {
     fn enqueue(&mut self) {
         let mode = match self.random.random_range(0..5) {
             0 => Mode::Shared,
-            1 => Mode::Permits { take: 1, of: 2 },
+            1 => Mode::Permits { count: 1, of: 2 },
             _ => Mode::Exclusive,
         };
         let wait = match self.random.random_range(0..3) {
@@ -123,12 +122,12 @@ impl Play {
         let outer = outer.map(|(ticket, ..)| *ticket).filter(|_| !mode.is_permits());
         let nested = outer.filter(|_| self.random.random_ratio(1, 2));
         let lane = match nested {
-            Some(outer) => Lane::Inside(outer),
-            None if mode.is_permits() || self.random.random_ratio(1, 4) => Lane::Own,
+            Some(outer) => Lane::Nested(outer),
+            None if mode.is_permits() || self.random.random_ratio(1, 4) => Lane::Separate,
             None => Lane::Shared,
         };
         let key = Key::new("k").expect("a key");
-        let ask = Ask {
+        let ask = LockRequest {
             key: &key,
             mode,
             ttl: Duration::from_millis(300),

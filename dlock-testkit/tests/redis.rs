@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{Dlock, ErrorKind, Released, State};
+use dlock::{Dlock, ErrorKind, ReleaseOutcome, State};
 use dlock_testkit::conformance::Suite;
 use dlock_testkit::redis::RedisServer;
 
@@ -48,8 +48,8 @@ async fn a_killed_server_is_survived() {
     assert!(successor.token() > token);
     tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("told");
     assert_eq!(successor.state(), State::Held);
-    assert_eq!(guard.release().await.expect("an answer"), Released::AlreadyLost);
-    assert_eq!(successor.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::AlreadyLost);
+    assert_eq!(successor.release().await.expect("an answer"), ReleaseOutcome::Released);
     // Notices are heard again as well.
     let guard = one.mutex("d").ttl(Duration::from_secs(30)).lock().await.expect("the lock");
     tokio::time::sleep(Duration::from_secs(2)).await;

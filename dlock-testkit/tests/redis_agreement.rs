@@ -10,12 +10,12 @@ use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dlock_core::backend::memory::queue::{Queue, Sent};
-use dlock_core::backend::redis::Redis;
-use dlock_core::backend::{Backend as _, KeyState, Listener};
-use dlock_core::{
-    Attempt, Claim, Holder, Key, Mode, Moment, Notice, Owner, Planted, Release, Renewed,
-};
+use dlock::backend::memory::lock_table::{LockTable, SentNotice};
+use dlock::backend::redis::Redis;
+use dlock::backend::{AcquireOutcome, Claim, Moment, Notice, Owner, Release, RenewOutcome};
+use dlock::backend::{Backend as _, KeyState, Listener};
+use dlock::machine::PlantedBug;
+use dlock::{Holder, Key, Mode};
 use dlock_testkit::redis::RedisServer;
 use futures_util::FutureExt as _;
 use rand::rngs::StdRng;
@@ -43,9 +43,9 @@ impl Listener for Heard {
 
 struct Round {
     random: StdRng,
-    model: Queue,
+    model: LockTable,
     now: Moment,
-    sent: Vec<Sent>,
+    sent: Vec<SentNotice>,
     redis: Redis,
     heard: Arc<Heard>,
     key: Key,
@@ -64,14 +64,15 @@ impl Round {
             .map(|_| match random.random_range(0..5) {
                 0 | 1 => Mode::Exclusive,
                 2 => Mode::Shared,
-                _ => {
-                    Mode::Permits { take: random.random_range(1..4), of: random.random_range(3..5) }
-                }
+                _ => Mode::Permits {
+                    count: random.random_range(1..4),
+                    of: random.random_range(3..5),
+                },
             })
             .collect();
         Round {
             random,
-            model: Queue::new(1_000_000_000, Planted::default()),
+            model: LockTable::new(1_000_000_000, PlantedBug::default()),
             now: Moment::from_nanos(1_000_000_000),
             sent: Vec::new(),
             redis,
@@ -110,15 +111,18 @@ impl Round {
                 let ours = self.model.acquire(self.now, &claim, &mut self.sent);
                 let theirs = self.redis.acquire(&claim).await.expect("an answer");
                 match (&ours, &theirs) {
-                    (Attempt::Granted(our), Attempt::Granted(their)) => {
+                    (AcquireOutcome::Granted(our), AcquireOutcome::Granted(their)) => {
                         self.tokens.push((our.first, their.first));
                     }
-                    (Attempt::Busy { holder: our }, Attempt::Busy { holder: their }) => {
+                    (
+                        AcquireOutcome::Busy { holder: our },
+                        AcquireOutcome::Busy { holder: their },
+                    ) => {
                         assert_eq!(name(our), name(their));
                     }
                     (
-                        Attempt::Queued { holder: our, free_in: our_in },
-                        Attempt::Queued { holder: their, free_in: their_in },
+                        AcquireOutcome::Queued { holder: our, free_in: our_in },
+                        AcquireOutcome::Queued { holder: their, free_in: their_in },
                     ) => {
                         assert_eq!(name(our), name(their));
                         assert_eq!(our_in.is_some(), their_in.is_some());
@@ -133,7 +137,7 @@ impl Round {
                 }
                 let ours = self.model.renew(self.now, &lease, &mut self.sent);
                 let theirs = self.redis.renew(&[Arc::new(lease)]).await;
-                let theirs: Vec<Renewed> = theirs.into_iter().map(|it| it.expect("one")).collect();
+                let theirs: Vec<RenewOutcome> = theirs.into_iter().map(|it| it.expect("one")).collect();
                 assert_eq!(theirs, [ours]);
             }
             14..19 => {

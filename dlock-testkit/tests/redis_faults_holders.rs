@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_core::{Access, Fence, Guard, Released, State, Token};
+use dlock::{Access, Fence, Guard, ReleaseOutcome, State, Token};
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::holder::{Holder, number};
 use dlock_testkit::holds::Stay;
@@ -52,7 +52,7 @@ async fn row_01_a_paused_holder_is_lost_and_its_successor_untouched() {
     let mut fence = Fence::default();
     assert!(fence.pass(Access::Exclusive, guard.token()));
     assert!(!fence.pass(Access::Exclusive, Token::new(old).expect("a token")), "stale");
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     paused.confess(&mut judge);
     assert_clean(&mut judge, 2);
     drop((here, paused));
@@ -105,7 +105,7 @@ fn row_11_a_dropped_runtime_or_a_panic_frees_the_lock() {
         let lock = there.mutex("c").ttl(Duration::from_secs(60));
         let panicking = tokio::spawn(async move {
             let guard = lock.lock().await.expect("the lock");
-            let body: dlock_core::Result<()> =
+            let body: dlock::Result<()> =
                 guard.run(async { std::panic::resume_unwind(Box::new("on purpose")) }).await;
             body
         });
@@ -144,7 +144,7 @@ fn row_12_a_blocked_executor_loses_no_lock() {
         for sleep in sleeps {
             sleep.await.expect("it slept");
         }
-        assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     });
     drop(here);
     other.block_on(server.assert_nothing_left());

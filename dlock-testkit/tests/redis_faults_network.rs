@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use dlock_core::backend::Cursor;
-use dlock_core::{Dlock, ErrorKind, Event, Plant, Released, Result, State};
+use dlock::backend::Cursor;
+use dlock::machine::Bug;
+use dlock::{Dlock, ErrorKind, Event, ReleaseOutcome, Result, State};
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::holds::Stay;
 use dlock_testkit::proxy::{Once, Proxy, Way};
@@ -123,8 +124,8 @@ async fn row_02_a_failed_renewal_is_tried_again() {
     let renewed = here.counts()[0];
     eventually("renewals go on", async || here.counts()[0] > renewed).await;
     assert_eq!((here.counts()[2], there.counts()[2]), (0, 0), "nothing was lost");
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
-    assert_eq!(other.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    assert_eq!(other.release().await.expect("an answer"), ReleaseOutcome::Released);
     drop((one, two));
     server.assert_nothing_left().await;
 }
@@ -148,7 +149,7 @@ async fn row_04_a_lost_answer_gives_the_same_grant() {
         last = guard.token().get();
         proxy.once(what, "test:a}");
         match guard.release().await {
-            Ok(outcome) => assert_eq!(outcome, Released::Released),
+            Ok(outcome) => assert_eq!(outcome, ReleaseOutcome::Released),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error}"),
         }
         eventually("it is free", async || is_free(two, "a").await).await;
@@ -174,7 +175,7 @@ async fn row_05_whatever_is_dropped_leaves_nothing() {
             };
             let (lock, read) = (one.mutex("a").ttl(LONG), one.rwlock("a").read().ttl(LONG));
             let both = one.all_of(["a", "b"]).ttl(LONG);
-            let permits = one.semaphore("a", 2).take(2).ttl(LONG);
+            let permits = one.semaphore("a", 2).permits(2).ttl(LONG);
             let mut futures = [
                 Box::pin(async { lock.lock().await.map(drop) })
                     as futures_util::future::BoxFuture<'_, _>,
@@ -232,7 +233,7 @@ async fn row_06_a_lost_wake_up_costs_about_a_second() {
 async fn control_a_waiter_that_only_listens_is_found() {
     let Some(server) = RedisServer::start() else { return };
     let proxy = Proxy::start(server.port()).await;
-    let waiter = client(&proxy.url()).plant(Plant::LostWakeup).connect_lazy().expect("a client");
+    let waiter = client(&proxy.url()).plant(Bug::LostWakeup).connect_lazy().expect("a client");
     let holder = server.client();
     drop(waiter.mutex("warm").lock().await.expect("the lock"));
     let guard = holder.mutex("a").ttl(LONG).lock().await.expect("the lock");
@@ -272,7 +273,7 @@ async fn row_07_half_open_connections_end_by_the_time_out() {
         .await;
         eventually("renewals go on", async || guard.state() == State::Held).await;
     }
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     proxy.heal();
     drop(client);
     server.assert_nothing_left().await;
@@ -344,7 +345,7 @@ async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) ->
     });
     somebody_waits(&holder).await;
     proxy.stall(&[Way::ToClient]);
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     // The lock is the waiter's, who does not know; when that has ended, a third's.
     let guard = third.mutex("a").ttl(LONG).lock().await.expect("the lock");
     let stay = Stay::begin(&guard).expect("it is held");
@@ -354,7 +355,7 @@ async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) ->
     for record in stay.end(&guard, "third") {
         judge.lock().expect("the judge").add(record);
     }
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     if early.is_err() {
         granted.recv().await.expect("it gets the lock after the third");
     }
@@ -376,7 +377,7 @@ async fn row_22_a_stalled_hand_over_is_not_counted_from_its_receipt() {
 
 /// Looks for two holders at once. Whether a bug shows depends on which of the held
 /// back messages is heard first, so it looks more than once.
-async fn assert_held_twice(bug: Plant, look: impl AsyncFn(Dlock, &Proxy, &RedisServer) -> Judge) {
+async fn assert_held_twice(bug: Bug, look: impl AsyncFn(Dlock, &Proxy, &RedisServer) -> Judge) {
     let mut judges = Vec::new();
     for _ in 0..10 {
         let Some(server) = RedisServer::start() else { return };
@@ -393,7 +394,7 @@ async fn assert_held_twice(bug: Plant, look: impl AsyncFn(Dlock, &Proxy, &RedisS
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_a_hand_over_counted_from_its_receipt_is_found() {
-    assert_held_twice(Plant::HandoverCountedFromReceipt, stalled_handover).await;
+    assert_held_twice(Bug::HandoverCountedFromReceipt, stalled_handover).await;
 }
 
 /// A lease counted from the reply is too long by the way of the reply: seen when
@@ -432,5 +433,5 @@ async fn a_lease_counts_from_before_its_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_a_lease_counted_from_the_reply_is_found() {
-    assert_held_twice(Plant::LeaseCountedFromReply, slow_reply).await;
+    assert_held_twice(Bug::LeaseCountedFromReply, slow_reply).await;
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock_core::{Dlock, Error, ErrorKind, Guard, LossReason, Released, State};
+use dlock::{Dlock, Error, ErrorKind, Guard, LossReason, ReleaseOutcome, State};
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::holder::Holder;
 use dlock_testkit::proxy::Proxy;
@@ -52,7 +52,7 @@ async fn holding(server: &RedisServer) -> (Dlock, Guard) {
 async fn goes_on(server: &RedisServer, client: Dlock, guard: Guard) {
     recovered(&client).await;
     eventually("renewals go on", async || guard.state() == State::Held).await;
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     drop(client);
     server.assert_nothing_left().await;
 }
@@ -71,7 +71,7 @@ async fn row_09_forgotten_scripts_are_sent_again() {
                 let guard = client.mutex("a").fair().lock().await.expect("the lock");
                 assert!(guard.token().get() > last);
                 last = guard.token().get();
-                assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+                assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
                 times += 1;
             }
         });
@@ -99,7 +99,7 @@ async fn row_09_forgotten_scripts_are_sent_again() {
     let guard = one.mutex("b").ttl(Duration::from_secs(20)).lock().await.expect("the lock");
     server.restart();
     eventually("the server answers", async || one.health().await.is_ok()).await;
-    assert_eq!(guard.release().await.expect("an answer"), Released::AlreadyLost);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::AlreadyLost);
     drop((one, two));
     server.assert_nothing_left().await;
 }
@@ -132,7 +132,7 @@ async fn row_10_out_of_memory_is_told_and_what_is_held_goes_on() {
     assert_eq!(guard.state(), State::Held, "renewals get through");
     for held in readers.into_iter().chain([guard]) {
         assert_eq!(held.state(), State::Held);
-        assert_eq!(held.release().await.expect("an answer"), Released::Released);
+        assert_eq!(held.release().await.expect("an answer"), ReleaseOutcome::Released);
     }
     server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
     recovered(&client).await;
@@ -205,13 +205,13 @@ async fn row_14_tokens_rise_when_the_servers_clock_jumps() {
     assert!(second.token() > first.token());
     let lost = tokio::time::timeout(TTL * 2, first.lost()).await.expect("told");
     assert!(matches!(lost, LossReason::Forgotten | LossReason::Deadline), "{lost}");
-    assert_eq!(first.release().await.expect("an answer"), Released::AlreadyLost);
+    assert_eq!(first.release().await.expect("an answer"), ReleaseOutcome::AlreadyLost);
     // Back: what is held seems to last for longer, and the counter goes on.
     clock.ahead(Duration::ZERO);
     tokio::time::sleep(TTL * 2).await;
     assert_eq!(second.state(), State::Held, "by its own clock, and renewed");
     let token = second.token();
-    assert_eq!(second.release().await.expect("an answer"), Released::Released);
+    assert_eq!(second.release().await.expect("an answer"), ReleaseOutcome::Released);
     let third = one.mutex("a").lock().await.expect("the lock");
     assert!(third.token() > token, "{:?} after {token:?}", third.token());
     drop((third, one, two));
@@ -376,7 +376,7 @@ async fn row_16_a_flush_is_learned_at_the_next_renewal() {
     assert!(successor.token() > guard.token(), "tokens rise nevertheless");
     let reason = tokio::time::timeout(Duration::from_secs(4), guard.lost()).await;
     assert_eq!(reason.expect("told by the renewal"), LossReason::Forgotten);
-    assert_eq!(guard.release().await.expect("an answer"), Released::AlreadyLost);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::AlreadyLost);
     assert_eq!(successor.state(), State::Held, "untouched");
     drop((successor, one, two));
     server.assert_nothing_left().await;

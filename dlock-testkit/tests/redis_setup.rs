@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock_core::backend::redis::{Credentials, FENCED_SET, Redis};
-use dlock_core::{Access, Dlock, ErrorKind, Fence, Token};
+use dlock::backend::redis::{Credentials, FENCED_SET, Redis};
+use dlock::{Access, Dlock, ErrorKind, Fence, Token};
 use dlock_testkit::conformance::Suite;
 use dlock_testkit::redis::RedisServer;
 use rand::rngs::StdRng;

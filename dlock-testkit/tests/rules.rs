@@ -6,9 +6,10 @@ use std::future::Future as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::backend::memory::Memory;
-use dlock_core::{
-    Config, Dlock, ErrorKind, Event, Key, Released, State, assert_locked, global, key, testing,
+use dlock::backend::memory::Memory;
+use dlock::{
+    Config, Dlock, ErrorKind, Event, Key, ReleaseOutcome, State, assert_locked, global, key,
+    testing,
 };
 use dlock_testkit::History;
 use tokio::time::{sleep, timeout};
@@ -32,7 +33,7 @@ async fn nested_calls_go_through() {
                 })
                 .await
                 .unwrap();
-            assert_eq!(inner.release().await.unwrap(), Released::Released);
+            assert_eq!(inner.release().await.unwrap(), ReleaseOutcome::Released);
             drop(lock.try_lock().await.unwrap().expect("free again inside"));
         })
         .await
@@ -136,13 +137,13 @@ async fn a_nested_guard_cannot_end_the_outer_one() {
     sleep(Duration::from_secs(10)).await;
     assert_eq!(outer.state(), State::Held, "still renewed");
     let outer = outer.downgrade();
-    assert_eq!(outer.mode(), dlock_core::Mode::Exclusive, "something exclusive is nested in it");
+    assert_eq!(outer.mode(), dlock::Mode::Exclusive, "something exclusive is nested in it");
     drop(nested);
     let nested = outer.run(async { lock.lock().await.unwrap() }).await.unwrap();
     let error = nested.release_after(Duration::from_secs(60)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_eq!(outer.state(), State::Held);
-    assert_eq!(outer.release().await.unwrap(), Released::Released);
+    assert_eq!(outer.release().await.unwrap(), ReleaseOutcome::Released);
     assert!(lock.try_lock().await.unwrap().is_some());
 }
 
@@ -160,7 +161,7 @@ async fn nested_tasks_hear_of_the_loss() {
         });
         assert_eq!(waiting.unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(nested.state(), State::Lost);
-        assert_eq!(nested.release().await.unwrap(), Released::AlreadyLost);
+        assert_eq!(nested.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
     })
     .await;
 }
@@ -278,9 +279,9 @@ async fn bad_input_is_a_typed_error() {
         dlock.mutex("a").ttl(day + Duration::from_millis(1)).lock().await.unwrap_err(),
         dlock.mutex("a").max_hold(Duration::ZERO).lock().await.unwrap_err(),
         dlock.mutex("a").tag("name", "x".repeat(300)).lock().await.unwrap_err(),
-        dlock.semaphore("a", 3).take(0).lock().await.unwrap_err(),
-        dlock.semaphore("a", 3).take(4).lock().await.unwrap_err(),
-        dlock.semaphore("a", 0).take(1).lock().await.unwrap_err(),
+        dlock.semaphore("a", 3).permits(0).lock().await.unwrap_err(),
+        dlock.semaphore("a", 3).permits(4).lock().await.unwrap_err(),
+        dlock.semaphore("a", 0).permits(1).lock().await.unwrap_err(),
         dlock.all_of(Vec::<String>::new()).lock().await.unwrap_err(),
         dlock.all_of(["a", ""]).lock().await.unwrap_err(),
         dlock.inspect("").await.unwrap_err(),
@@ -291,7 +292,7 @@ async fn bad_input_is_a_typed_error() {
         assert!(error.to_string().len() > 40, "it says what to change: {error}");
     }
     drop(dlock.mutex("x".repeat(512)).ttl(day).lock().await.unwrap());
-    drop(dlock.semaphore("a", u32::MAX).take(u32::MAX).lock().await.unwrap());
+    drop(dlock.semaphore("a", u32::MAX).permits(u32::MAX).lock().await.unwrap());
     for url in ["", "memory", "ftp://x", "memory://?x=1", "memory://u:p@x", "memory://x/y"] {
         let error = Dlock::connect(url).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
@@ -339,9 +340,9 @@ async fn names_and_globals() {
     let unnamed = Dlock::connect_lazy("memory://").unwrap();
     assert!(unnamed.name().ends_with(&format!("-{}", std::process::id())), "{}", unnamed.name());
     assert_eq!(global().unwrap_err().kind(), ErrorKind::NoClient);
-    dlock_core::init(dlock.clone()).unwrap();
+    dlock::init(dlock.clone()).unwrap();
     assert_eq!(global().unwrap().name(), "api-1");
-    assert_eq!(dlock_core::init(dlock).unwrap_err().kind(), ErrorKind::Config);
+    assert_eq!(dlock::init(dlock).unwrap_err().kind(), ErrorKind::Config);
     testing::scope(async { assert_eq!(global().unwrap().name(), "test") }).await;
 }
 
@@ -433,7 +434,7 @@ async fn watchers_and_hooks_do_no_harm() {
     }
     assert_eq!(Arc::strong_count(&counted), 1, "no waker is kept");
     assert_eq!(counted.0.load(std::sync::atomic::Ordering::Relaxed), 0);
-    assert_eq!(guard.release().await.unwrap(), Released::Released);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
 }
 
 // -- rule 7: the last client ------------------------------------------------
@@ -459,7 +460,7 @@ async fn guards_are_owned_and_send() {
     let dlock = testing::client();
     let history = Arc::new(History::default());
     let guard = check(dlock.mutex("a").lock().await.unwrap());
-    let permits = check(dlock.semaphore("a", 1).take(1).lock().await.unwrap());
+    let permits = check(dlock.semaphore("a", 1).permits(1).lock().await.unwrap());
     let both = check(dlock.all_of(["b", "c"]).lock().await.unwrap());
     let moved = history.clone();
     tokio::spawn(async move {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_core::Plant;
+use dlock::machine::Bug;
 use dlock_testkit::sim::{Options, Report, replay_command, run};
 
 #[test]
@@ -40,7 +40,7 @@ fn the_same_seed_gives_the_same_log() {
 /// A checker that never fails proves nothing.
 #[test]
 fn every_planted_bug_is_found_within_a_minute() {
-    for plant in Plant::ALL {
+    for plant in Bug::ALL {
         let options = Options { plant: Some(plant), log: false };
         let began = Instant::now();
         let found = (0..).find_map(|seed| {

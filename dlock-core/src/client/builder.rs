@@ -10,18 +10,18 @@ use super::{Dlock, Handle};
 use crate::backend::Backend;
 #[cfg(feature = "redis")]
 use crate::backend::redis::{Credentials, Given, Provider, Redis};
-use crate::beside::Extensions;
 use crate::claim::Holder;
 use crate::config::Config;
 use crate::driver::Core;
 use crate::error::Result;
 #[cfg(feature = "redis")]
 use crate::error::{Error, ErrorKind, Operation};
+use crate::extension::ExtensionMap;
 use crate::observe::{Event, Hook, Observer};
-use crate::plant::Planted;
+use crate::planted_bug::PlantedBug;
 
 /// Puts a [`Dlock`] together.
-pub struct Builder {
+pub struct DlockBuilder {
     config: Result<Config>,
     backend: Option<Arc<dyn Backend>>,
     #[cfg(feature = "redis")]
@@ -29,12 +29,12 @@ pub struct Builder {
     #[cfg(feature = "redis")]
     credentials: Option<Provider>,
     hook: Option<Hook>,
-    planted: Planted,
+    planted: PlantedBug,
 }
 
-impl Builder {
+impl DlockBuilder {
     pub(super) fn new() -> Self {
-        Builder {
+        DlockBuilder {
             config: Ok(Config::default()),
             backend: None,
             #[cfg(feature = "redis")]
@@ -42,7 +42,7 @@ impl Builder {
             #[cfg(feature = "redis")]
             credentials: None,
             hook: None,
-            planted: Planted::default(),
+            planted: PlantedBug::default(),
         }
     }
 
@@ -71,10 +71,16 @@ impl Builder {
         self.put(|config| config.ttl = ttl)
     }
 
-    /// How long `lock()` waits, unless the lock says otherwise; `None`: for ever.
+    /// How long `lock()` waits, unless the lock says otherwise.
     #[must_use]
-    pub fn wait(self, wait: impl Into<Option<Duration>>) -> Self {
-        self.put(|config| config.wait = wait.into())
+    pub fn wait(self, wait: Duration) -> Self {
+        self.put(|config| config.wait = Some(wait))
+    }
+
+    /// `lock()` waits for as long as it takes, unless the lock says otherwise.
+    #[must_use]
+    pub fn wait_unlimited(self) -> Self {
+        self.put(|config| config.wait = None)
     }
 
     /// How long one call to the backend may take.
@@ -86,10 +92,10 @@ impl Builder {
     /// How often and how long a lock is passed on inside the process before
     /// others get a chance.
     #[must_use]
-    pub fn handovers(self, count: u32, tenure: Duration) -> Self {
+    pub fn handovers(self, count: u32, time: Duration) -> Self {
         self.put(|config| {
             config.max_handovers = count;
-            config.max_tenure = tenure;
+            config.max_handover_time = time;
         })
     }
 
@@ -150,10 +156,10 @@ impl Builder {
     /// for passwords and tokens that change.
     ///
     /// ```
-    /// use dlock_core::Dlock;
-    /// use dlock_core::backend::redis::Credentials;
+    /// use dlock::Dlock;
+    /// use dlock::backend::redis::Credentials;
     ///
-    /// # fn example() -> dlock_core::Result<Dlock> {
+    /// # fn example() -> dlock::Result<Dlock> {
     /// Dlock::builder()
     ///     .url("redis://localhost")
     ///     .redis_credentials(|| async {
@@ -196,8 +202,8 @@ impl Builder {
     #[cfg(feature = "simulation")]
     #[doc(hidden)]
     #[must_use]
-    pub fn plant(mut self, bug: crate::plant::Plant) -> Self {
-        self.planted = Planted::with(Some(bug));
+    pub fn plant(mut self, bug: crate::planted_bug::Bug) -> Self {
+        self.planted = PlantedBug::with(Some(bug));
         self
     }
 
@@ -252,7 +258,7 @@ impl Builder {
             observer,
             self.planted,
         )?;
-        let extensions = Extensions::default();
+        let extensions = ExtensionMap::default();
         let handle = Handle { core, config, holder, capabilities, extensions };
         Ok(Dlock { handle: Arc::new(handle) })
     }
@@ -272,9 +278,9 @@ fn redis(
     }
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for DlockBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("DlockBuilder").field("config", &self.config).finish_non_exhaustive()
     }
 }
 

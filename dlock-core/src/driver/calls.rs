@@ -1,124 +1,134 @@
-//! How calls are made on the driver's thread.
+//! How calls get to the backend.
 //!
-//! A backend that [combines](crate::Capabilities::combines) calls gets all that
-//! are due together in one: they stand in line, and a *courier* takes what stands
-//! there, has it made, brings the answers back, and looks again until nobody stands
-//! there. There are at most [`COURIERS`]. So a lone call leaves at once, and under
-//! load the line grows while they are away, and the batches with it. No timer.
-//!
-//! Other backends get each call by itself, except renewals.
+//! A backend that [combines](crate::Capabilities::combines) calls gets them in
+//! batches, from a [`BatchQueue`]. Other backends get each call by itself, except
+//! renewals, which have a call for many.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use super::Core;
+use crate::backend::Backend;
+use crate::batch_queue::{BatchLimits, BatchQueue, Full, Priority, Slot};
+use crate::claim::{Answer, Claim, Request};
+use crate::error::{Error, ErrorKind};
+use crate::machine::CallId;
 
-use super::{Core, Order};
-use crate::claim::{Answer, Request};
-use crate::engine::CallId;
+/// How many batches are in flight: one is worked on by the backend while the next is
+/// on its way.
+const IN_FLIGHT: usize = 2;
+/// How many calls may wait to be sent.
+const PENDING: usize = 100_000;
 
-/// How many batches are under way: one is worked on by the backend while the
-/// next is on its way.
-const COURIERS: usize = 2;
-
-/// A call, and where its answer goes.
-struct Placed {
+/// A call that waits to be sent, and where its answer goes.
+pub(super) struct PendingCall {
     shard: usize,
     call: CallId,
+    request: Request,
 }
 
-/// The calls that wait for a courier.
-#[derive(Default)]
-pub(super) struct Line(Mutex<Standing>);
+pub(super) type PendingCalls = Arc<BatchQueue<PendingCall>>;
 
-#[derive(Default)]
-struct Standing {
-    places: VecDeque<(Placed, Request)>,
-    couriers: usize,
+/// The queue for a backend; `None` if it does not combine calls.
+pub(super) fn pending_calls(backend: &dyn Backend) -> Option<PendingCalls> {
+    let weight = backend.capabilities().combines;
+    let limits = BatchLimits { in_flight: IN_FLIGHT, weight, pending: PENDING };
+    (weight > 1).then(|| BatchQueue::new(limits))
 }
 
 impl Core {
-    /// Does what was ordered.
-    pub(super) fn make_all(self: &Arc<Self>, orders: &mut Vec<Order>) {
-        let combines = self.backend.capabilities().combines > 1;
-        let mut renewals = (Vec::new(), Vec::new());
-        let mut standing = self.line.0.lock();
-        for order in orders.drain(..) {
-            let (place, request) = match order {
-                Order::Call { shard, call, request } => (Placed { shard, call }, request),
-                Order::Job(job) => {
-                    tokio::spawn(job);
-                    continue;
-                }
+    /// Sends calls of a shard.
+    pub(super) fn send(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
+        let Some(queue) = &self.pending_calls else { return self.send_one_by_one(shard, calls) };
+        for (call, request) in calls {
+            let priority = match request {
+                Request::Acquire(_) => Priority::Normal,
+                Request::Renew(_) | Request::Release(..) => Priority::High,
             };
-            match request {
-                request if combines => standing.places.push_back((place, request)),
-                Request::Renew(lease) => {
-                    renewals.0.push(place);
-                    renewals.1.push(lease);
+            match queue.push(PendingCall { shard, call, request }, 1, priority) {
+                Ok(None) => {}
+                Ok(Some(slot)) => {
+                    if self.spawn(send_batches(self.clone(), slot)).is_err() {
+                        for PendingCall { shard, call, request } in queue.drain() {
+                            self.fail(shard, call, &request);
+                        }
+                    }
                 }
-                request => {
-                    tokio::spawn(make_one(self.clone(), place, request));
+                Err(Full(PendingCall { shard, call, request })) => {
+                    let full = Error::new(ErrorKind::Overloaded, request.operation()).saying(
+                        format!("{PENDING} calls wait to be sent to the backend; shed load"),
+                    );
+                    self.answered(shard, call, request.failed(full));
+                }
+            }
+        }
+    }
+
+    fn send_one_by_one(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
+        let mut renewals = (Vec::new(), Vec::new());
+        for (call, request) in calls {
+            if let Request::Renew(lease) = request {
+                renewals.0.push(call);
+                renewals.1.push(lease);
+            } else {
+                let sent = self.spawn(send_one(self.clone(), shard, call, request.clone()));
+                if sent.is_err() {
+                    self.fail(shard, call, &request);
                 }
             }
         }
         if !renewals.0.is_empty() {
-            tokio::spawn(renew(self.clone(), renewals.0, renewals.1));
-        }
-        if standing.couriers < COURIERS && !standing.places.is_empty() {
-            standing.couriers += 1;
-            tokio::spawn(carry(self.clone()));
+            let (calls, leases) = renewals.clone();
+            if self.spawn(renew(self.clone(), shard, calls, leases)).is_err() {
+                for (call, lease) in renewals.0.into_iter().zip(renewals.1) {
+                    self.fail(shard, call, &Request::Renew(lease));
+                }
+            }
         }
     }
 
-    /// The calls at the head of the line. If there are none, the courier has gone.
-    fn take(&self) -> (Vec<Placed>, Vec<Request>) {
-        let mut standing = self.line.0.lock();
-        let count = standing.places.len().min(self.backend.capabilities().combines);
-        if count == 0 {
-            standing.couriers -= 1;
-        }
-        standing.places.drain(..count).unzip()
+    /// Answers a call that was not sent, because the driver has ended.
+    fn fail(self: &Arc<Self>, shard: usize, call: CallId, request: &Request) {
+        let ended =
+            Error::new(ErrorKind::Unavailable, request.operation()).saying("the driver has ended");
+        self.answered(shard, call, request.failed(ended));
     }
 }
 
-async fn carry(core: Arc<Core>) {
-    loop {
-        let (places, requests) = core.take();
-        if places.is_empty() {
-            return;
-        }
-        let made = core.backend.combined(&requests);
-        let made = tokio::time::timeout(core.call_timeout, made).await;
+async fn send_batches(core: Arc<Core>, mut slot: Slot<PendingCall>) {
+    let mut batch = Vec::new();
+    while slot.next_batch(&mut batch) {
+        let (calls, requests): (Vec<_>, Vec<_>) = batch
+            .drain(..)
+            .map(|PendingCall { shard, call, request }| ((shard, call), request))
+            .unzip();
+        let made = tokio::time::timeout(core.call_timeout, core.backend.combined(&requests)).await;
         let mut answers = made.unwrap_or_default().into_iter();
-        for (Placed { shard, call }, request) in places.into_iter().zip(requests) {
+        for ((shard, call), request) in calls.into_iter().zip(requests) {
             let answer = answers.next().unwrap_or_else(|| request.unanswered());
             core.answered(shard, call, answer);
         }
     }
 }
 
-async fn make_one(core: Arc<Core>, place: Placed, request: Request) {
+async fn send_one(core: Arc<Core>, shard: usize, call: CallId, request: Request) {
     let made = async {
         match &request {
             Request::Acquire(claim) => Answer::Acquire(core.backend.acquire(claim).await),
             Request::Release(claim, how) => {
                 Answer::Release(core.backend.release(claim, *how).await)
             }
-            Request::Renew(_) => request.unanswered(), // renewals are made together
+            Request::Renew(_) => request.unanswered(), // renewals are sent together
         }
     };
     let made = tokio::time::timeout(core.call_timeout, made).await;
-    let answer = made.unwrap_or_else(|_| request.unanswered());
-    core.answered(place.shard, place.call, answer);
+    core.answered(shard, call, made.unwrap_or_else(|_| request.unanswered()));
 }
 
-async fn renew(core: Arc<Core>, places: Vec<Placed>, leases: Vec<Arc<crate::Claim>>) {
+async fn renew(core: Arc<Core>, shard: usize, calls: Vec<CallId>, leases: Vec<Arc<Claim>>) {
     let made = tokio::time::timeout(core.call_timeout, core.backend.renew(&leases)).await;
     let mut answers = made.unwrap_or_default().into_iter();
-    for (Placed { shard, call }, lease) in places.into_iter().zip(leases) {
+    for (call, lease) in calls.into_iter().zip(leases) {
         let silence = || Request::Renew(lease).unanswered();
-        let answer = answers.next().map_or_else(silence, Answer::Renew);
-        core.answered(shard, call, answer);
+        core.answered(shard, call, answers.next().map_or_else(silence, Answer::Renew));
     }
 }

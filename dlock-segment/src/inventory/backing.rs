@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dlock_core::Dlock;
+use dlock::Dlock;
 
 use super::combiner::Combiner;
 use crate::error::{Error, Result};
@@ -17,12 +17,12 @@ pub(super) enum Backing {
 
 impl Backing {
     pub(super) fn new(dlock: &Dlock, sale: &Sale) -> Result<Self> {
-        if let Some(memory) = Memory::new(dlock.beside()) {
+        if let Some(memory) = Memory::new(dlock.client_extension()) {
             let home = memory.home(sale)?;
             return Ok(Backing::Memory(memory, home));
         }
         let store = store(dlock)?;
-        let combiner = Combiner::new(store.clone(), dlock.beside(), sale.clone());
+        let combiner = Combiner::new(store.clone(), dlock.client_extension(), sale.clone());
         Ok(Backing::Remote(store, Arc::new(combiner)))
     }
 
@@ -36,16 +36,16 @@ impl Backing {
 
 /// The store beside the locks of this client.
 pub(super) fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
-    if let Some(memory) = Memory::new(dlock.beside()) {
+    if let Some(memory) = Memory::new(dlock.client_extension()) {
         return Ok(Arc::new(memory));
     }
     #[cfg(feature = "redis")]
-    if let Some(redis) = crate::store::redis::Redis::new(dlock.beside()) {
+    if let Some(redis) = crate::store::redis::Redis::new(dlock.client_extension()) {
         return Ok(Arc::new(redis));
     }
     let name = dlock.capabilities().name;
     Err(Error::Store(
-        dlock_core::Error::new(dlock_core::ErrorKind::Unsupported, dlock_core::Operation::Stock)
+        dlock::Error::new(dlock::ErrorKind::Unsupported, dlock::Operation::Stock)
             .saying(format!("{name}:// keeps no stock; memory:// and redis:// do")),
     ))
 }
@@ -61,7 +61,7 @@ where
         return call(store).await;
     }
     let (answer, answered) = tokio::sync::oneshot::channel();
-    dlock.beside().spawn(async move {
+    dlock.client_extension().spawn(async move {
         let _ = answer.send(call(store).await);
     })?;
     answered.await.unwrap_or(Err(Error::Unknown(None)))
@@ -71,11 +71,8 @@ where
 pub(super) fn only_looked(error: Error) -> Error {
     match error {
         Error::Unknown(_) => Error::Store(
-            dlock_core::Error::new(
-                dlock_core::ErrorKind::Unavailable,
-                dlock_core::Operation::Stock,
-            )
-            .saying("the store did not answer, or not in words known here"),
+            dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Stock)
+                .saying("the store did not answer, or not in words known here"),
         ),
         error => error,
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use dlock_core::{Dlock, Key};
+use dlock::{Dlock, Key};
 
 use super::Inventory;
 use super::backing::{on_driver, store};
@@ -20,7 +20,7 @@ const MAX_JOURNAL: u64 = 1 << 40;
 #[must_use = "nothing is made until create() is awaited"]
 pub struct Builder {
     dlock: Dlock,
-    key: dlock_core::Result<Key>,
+    key: dlock::Result<Key>,
     stock: u64,
     segments: u32,
     per_buyer: Option<u64>,
@@ -33,7 +33,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    pub(super) fn new(dlock: &Dlock, key: dlock_core::Result<Key>) -> Self {
+    pub(super) fn new(dlock: &Dlock, key: dlock::Result<Key>) -> Self {
         Builder {
             dlock: dlock.clone(),
             key,

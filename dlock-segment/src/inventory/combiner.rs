@@ -1,134 +1,107 @@
-//! Requests of a process that are in flight at the same time share calls.
-//!
-//! A request joins the last batch that waits. As long as fewer than
-//! [`IN_FLIGHT`] calls are under way, the first batch that waits leaves at once,
-//! however small: a lone request does not wait. Each call, when it is answered,
-//! takes the next batch along, on the driver's thread; so a busy sale crosses to
-//! that thread only when it wakes up. An idle sale holds nothing here.
+//! Requests of a process that are in flight at the same time share calls: a
+//! [`BatchQueue`] for each sale. A busy sale crosses to the driver's thread only when
+//! it wakes up; an idle one holds nothing here.
 //!
 //! Each request has its own answer. One whose future is dropped before its batch
-//! left is taken out of it.
+//! left is not sent.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use dlock_core::beside::Beside;
+use dlock::extension::{BatchLimits, BatchQueue, ClientExtension, Full, Priority, Slot};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::store::{Answer, Ask, Glance, Sale, Store};
 
-/// The most requests in one call, by their weight: some hundred microseconds of the
-/// server's time. 256 deductions with an id, twice as many without, 85 of the rest.
-const MOST: usize = 512;
-/// Calls of one sale under way at a time: one is worked on while the other
-/// travels.
-const IN_FLIGHT: usize = 2;
+const LIMITS: BatchLimits = BatchLimits {
+    // One call is worked on while the other travels.
+    in_flight: 2,
+    // Some hundred microseconds of the server's time: 256 deductions with an id,
+    // twice as many without, 85 of the rest.
+    weight: 512,
+    pending: 1_000_000,
+};
 
 pub(crate) struct Combiner {
     store: Arc<dyn Store>,
-    beside: Beside,
+    extension: ClientExtension,
     sale: Sale,
-    line: Mutex<Line>,
+    queue: Arc<BatchQueue<Pending>>,
 }
 
-#[derive(Default)]
-struct Line {
-    waiting: VecDeque<Arc<Batch>>,
-    /// How much the last of them weighs.
-    weight: usize,
-    in_flight: usize,
+/// A request that waits for a batch.
+struct Pending {
+    ask: Ask,
+    reply: Arc<Reply>,
 }
 
+/// Where the answer to one request goes.
 #[derive(Default)]
-struct Batch(Mutex<Vec<Slot>>);
+struct Reply(Mutex<ReplyState>);
 
-struct Slot {
-    /// `None` when it left, or was given up before.
-    ask: Option<Ask>,
+#[derive(Default)]
+struct ReplyState {
     waker: Option<Waker>,
     answer: Option<Result<(Glance, Answer)>>,
+    /// Nobody waits for the answer any more.
+    abandoned: bool,
 }
 
 impl Combiner {
-    pub(crate) fn new(store: Arc<dyn Store>, beside: Beside, sale: Sale) -> Self {
-        Combiner { store, beside, sale, line: Mutex::default() }
+    pub(crate) fn new(store: Arc<dyn Store>, extension: ClientExtension, sale: Sale) -> Self {
+        Combiner { store, extension, sale, queue: BatchQueue::new(LIMITS) }
     }
 
     /// Sends a request along with others.
     pub(crate) fn send(
         self: &Arc<Self>,
         ask: Ask,
-    ) -> impl Future<Output = Result<(Glance, Answer)>> {
-        let mut line = self.line.lock();
-        let (batch, at) = line.join(ask);
-        let starts = line.in_flight < IN_FLIGHT;
-        if starts {
-            line.in_flight += 1;
-        }
-        drop(line);
-        if starts {
-            let pump = Pump { combiner: self.clone(), in_order: false };
-            // If the driver has ended the pump is dropped, which tells everybody.
-            let _ = self.beside.spawn(pump.run());
-        }
-        Sent { batch, at, done: false }
-    }
-
-    /// The next batch that waits; without one, this call's turn is over.
-    fn next(&self) -> Option<Arc<Batch>> {
-        let mut line = self.line.lock();
-        let next = line.waiting.pop_front();
-        if next.is_none() {
-            line.in_flight -= 1;
-            if line.waiting.is_empty() && line.in_flight == 0 {
-                line.waiting = VecDeque::new();
+    ) -> impl Future<Output = Result<(Glance, Answer)>> + use<> {
+        let reply = Arc::<Reply>::default();
+        let weight = ask.weight();
+        match self.queue.push(Pending { ask, reply: reply.clone() }, weight, Priority::Normal) {
+            Ok(None) => {}
+            Ok(Some(slot)) => {
+                let sender = Sender { combiner: self.clone(), finished: false };
+                // If the driver has ended the sender is dropped, which tells everybody.
+                let _ = self.extension.spawn(sender.run(slot));
             }
+            Err(Full(pending)) => pending.reply.set(Err(overloaded())),
         }
-        next
+        Sent { reply, done: false }
     }
 
-    /// Room for batches that wait, and the calls under way.
+    /// Room for pending requests, and the calls in flight.
     #[cfg(test)]
-    pub(super) fn kept(&self) -> (usize, usize) {
-        let line = self.line.lock();
-        (line.waiting.capacity(), line.in_flight)
+    pub(super) fn footprint(&self) -> (usize, usize) {
+        self.queue.footprint()
     }
 
-    fn fail_all(&self, error: &Error) {
-        let waiting = std::mem::take(&mut self.line.lock().waiting);
-        for batch in waiting {
-            let (_, places) = batch.leave();
-            batch.answer(places.into_iter().map(|at| (at, Err(error.clone()))));
-        }
-    }
-
-    async fn make(&self, batch: &Batch) {
-        let (mut asks, mut places) = batch.leave();
-        while !asks.is_empty() {
-            match self.store.apply(&self.sale, &asks).await {
+    async fn make(&self, mut batch: Unanswered) {
+        while !batch.asks.is_empty() {
+            match self.store.apply(&self.sale, &batch.asks).await {
                 Ok((view, answers)) => {
                     let glance = Glance::from(&view);
                     // Those who are to ask again do so at once: each call gives
                     // back some more of what expired.
-                    let mut again = (Vec::new(), Vec::new());
-                    let mut done = Vec::with_capacity(answers.len());
-                    for ((ask, at), answer) in asks.into_iter().zip(places).zip(answers) {
+                    let asks = std::mem::take(&mut batch.asks);
+                    let replies = std::mem::take(&mut batch.replies);
+                    for ((ask, reply), answer) in asks.into_iter().zip(replies).zip(answers) {
                         if answer == Answer::Again {
-                            again.0.push(ask);
-                            again.1.push(at);
+                            batch.asks.push(ask);
+                            batch.replies.push(reply);
                         } else {
-                            done.push((at, Ok((glance, answer))));
+                            reply.set(Ok((glance, answer)));
                         }
                     }
-                    batch.answer(done);
-                    (asks, places) = again;
                 }
                 Err(error) => {
-                    batch.answer(places.into_iter().map(|at| (at, Err(error.clone()))));
+                    for reply in batch.replies.drain(..) {
+                        reply.set(Err(error.clone()));
+                    }
                     return;
                 }
             }
@@ -136,102 +109,87 @@ impl Combiner {
     }
 }
 
-/// One of the calls in flight. Should the driver end under it, nobody waits for
-/// an answer that does not come.
-struct Pump {
+/// Sends batches until nothing is pending. Should the driver end under it, nobody
+/// waits for an answer that does not come.
+struct Sender {
     combiner: Arc<Combiner>,
-    in_order: bool,
+    finished: bool,
 }
 
-impl Pump {
-    async fn run(mut self) {
-        while let Some(batch) = self.combiner.next() {
-            let unanswered = Unanswered(&batch);
-            self.combiner.make(&batch).await;
-            drop(unanswered);
+impl Sender {
+    async fn run(mut self, mut slot: Slot<Pending>) {
+        let mut batch = Vec::new();
+        while slot.next_batch(&mut batch) {
+            self.combiner.make(Unanswered::new(&mut batch)).await;
         }
-        self.in_order = true;
+        self.finished = true;
     }
 }
 
-impl Drop for Pump {
+impl Drop for Sender {
     fn drop(&mut self) {
-        if !self.in_order {
-            self.combiner.line.lock().in_flight -= 1;
-            self.combiner.fail_all(&gone());
+        if !self.finished {
+            for Pending { reply, .. } in self.combiner.queue.drain() {
+                reply.set(Err(driver_ended()));
+            }
         }
     }
 }
 
 /// What was not sent yet is certainly not applied.
-fn gone() -> Error {
+fn driver_ended() -> Error {
     Error::Store(
-        dlock_core::Error::new(dlock_core::ErrorKind::Unavailable, dlock_core::Operation::Stock)
+        dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Stock)
             .saying("the client's driver has ended"),
     )
 }
 
-struct Unanswered<'a>(&'a Batch);
+fn overloaded() -> Error {
+    let pending = LIMITS.pending;
+    Error::Store(
+        dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Stock)
+            .saying(format!("{pending} requests of this sale wait to be sent; shed load")),
+    )
+}
 
-impl Drop for Unanswered<'_> {
+/// A batch that was taken from the queue. Whoever is not answered when it is dropped
+/// hears that the outcome is unknown.
+struct Unanswered {
+    asks: Vec<Ask>,
+    replies: Vec<Arc<Reply>>,
+}
+
+impl Unanswered {
+    fn new(batch: &mut Vec<Pending>) -> Self {
+        let wanted = batch.drain(..).filter(|pending| !pending.reply.0.lock().abandoned);
+        let (asks, replies) = wanted.map(|Pending { ask, reply }| (ask, reply)).unzip();
+        Unanswered { asks, replies }
+    }
+}
+
+impl Drop for Unanswered {
     fn drop(&mut self) {
-        let slots = self.0.0.lock();
-        let silent = |(at, slot): (usize, &Slot)| slot.answer.is_none().then_some(at);
-        let silent: Vec<usize> = slots.iter().enumerate().filter_map(silent).collect();
-        drop(slots);
-        self.0.answer(silent.into_iter().map(|at| (at, Err(Error::Unknown(None)))));
-    }
-}
-
-impl Line {
-    /// Puts a request into the last batch that waits, or into a new one.
-    fn join(&mut self, ask: Ask) -> (Arc<Batch>, usize) {
-        let weight = ask.weight();
-        let last = self.waiting.back().filter(|_| self.weight + weight <= MOST).cloned();
-        let batch = last.unwrap_or_else(|| {
-            self.weight = 0;
-            let batch: Arc<Batch> = Arc::default();
-            self.waiting.push_back(batch.clone());
-            batch
-        });
-        self.weight += weight;
-        let at = batch.join(ask);
-        (batch, at)
-    }
-}
-
-impl Batch {
-    /// The place of a request in it.
-    fn join(&self, ask: Ask) -> usize {
-        let mut slots = self.0.lock();
-        slots.push(Slot { ask: Some(ask), waker: None, answer: None });
-        slots.len() - 1
-    }
-
-    /// Its requests and their places. It waits no longer, so nobody joins.
-    fn leave(&self) -> (Vec<Ask>, Vec<usize>) {
-        let mut slots = self.0.lock();
-        let taken = |(at, slot): (usize, &mut Slot)| slot.ask.take().map(|ask| (ask, at));
-        slots.iter_mut().enumerate().filter_map(taken).unzip()
-    }
-
-    fn answer(&self, answers: impl IntoIterator<Item = (usize, Result<(Glance, Answer)>)>) {
-        let mut batch = self.0.lock();
-        let mut wakers = Vec::new();
-        for (at, answer) in answers {
-            let slot = &mut batch[at];
-            slot.answer = Some(answer);
-            wakers.extend(slot.waker.take());
+        for reply in self.replies.drain(..) {
+            reply.set(Err(Error::Unknown(None)));
         }
-        drop(batch);
-        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Reply {
+    fn set(&self, answer: Result<(Glance, Answer)>) {
+        let mut state = self.0.lock();
+        state.answer = Some(answer);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
 /// A request on its way.
 struct Sent {
-    batch: Arc<Batch>,
-    at: usize,
+    reply: Arc<Reply>,
     done: bool,
 }
 
@@ -239,16 +197,14 @@ impl Future for Sent {
     type Output = Result<(Glance, Answer)>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let at = self.at;
-        let mut batch = self.batch.0.lock();
-        let slot = &mut batch[at];
-        if let Some(answer) = slot.answer.take() {
-            drop(batch);
+        let mut state = self.reply.0.lock();
+        if let Some(answer) = state.answer.take() {
+            drop(state);
             self.done = true;
             return Poll::Ready(answer);
         }
-        let before = slot.waker.replace(cx.waker().clone());
-        drop(batch);
+        let before = state.waker.replace(cx.waker().clone());
+        drop(state);
         drop(before); // here, where no lock is held
         Poll::Pending
     }
@@ -256,13 +212,12 @@ impl Future for Sent {
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        if self.done {
-            return;
+        if !self.done {
+            let mut state = self.reply.0.lock();
+            state.abandoned = true;
+            let waker = state.waker.take();
+            drop(state);
+            drop(waker);
         }
-        let mut batch = self.batch.0.lock();
-        let slot = &mut batch[self.at];
-        let given_up = (slot.ask.take(), slot.waker.take());
-        drop(batch);
-        drop(given_up);
     }
 }

@@ -1,6 +1,6 @@
 //! Ten thousand sales open in one process is normal: what an idle one holds here.
 
-use dlock_core::Dlock;
+use dlock::Dlock;
 use dlock_testkit::redis::RedisServer;
 
 use super::backing::Backing;
@@ -55,7 +55,7 @@ async fn an_idle_sale_holds_nothing_of_what_it_did() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
         assert_eq!(std::sync::Arc::strong_count(combiner), 1, "nothing else knows it");
-        assert_eq!(combiner.kept(), (0, 0), "batches with room, and calls under way");
+        assert_eq!(combiner.footprint(), (0, 0), "batches with room, and calls under way");
         let bytes = size_of::<Shared>() + size_of_val(&**combiner);
         assert!(bytes <= AT_MOST, "{bytes} bytes for an idle sale");
     }

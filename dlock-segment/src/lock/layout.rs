@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use dlock_core::{Error, ErrorKind, Key, Operation, Result};
+use dlock::{Error, ErrorKind, Key, Operation, Result};
 use rand::RngExt as _;
 
 use super::MAX_SEGMENTS;

@@ -2,7 +2,7 @@
 //! that the server says, give the same answers and the same counts, and I2 holds
 //! after each.
 
-use dlock_core::{Dlock, Key};
+use dlock::{Dlock, Key};
 use dlock_testkit::redis::RedisServer;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -37,7 +37,7 @@ impl Both {
     }
 
     async fn with(dlock: &Dlock, key: Key, terms: Terms, random: StdRng) -> Self {
-        let redis = Redis::new(dlock.beside()).expect("Redis");
+        let redis = Redis::new(dlock.client_extension()).expect("Redis");
         let (store, name, wanted) = (redis.clone(), key.clone(), terms.clone());
         let made = on_driver(dlock, async move { store.create(&name, &wanted).await }).await;
         let view = made.expect("a sale");
@@ -184,7 +184,7 @@ async fn on_driver<T: Send + 'static>(
 ) -> crate::Result<T> {
     let (answer, answered) = tokio::sync::oneshot::channel();
     dlock
-        .beside()
+        .client_extension()
         .spawn(async move {
             let _ = answer.send(call.await);
         })

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_core::beside::Beside;
-use dlock_core::{Key, Moment};
+use dlock::Key;
+use dlock::backend::Moment;
+use dlock::extension::ClientExtension;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use rand::RngExt as _;
@@ -22,7 +23,7 @@ use crate::plant::Plant;
 #[derive(Debug)]
 pub struct Memory {
     homes: Arc<Homes>,
-    beside: Beside,
+    beside: ClientExtension,
 }
 
 /// One sale.
@@ -46,7 +47,7 @@ impl Default for Homes {
 impl Memory {
     /// The sales beside the locks of this client; `None` if its backend is not the
     /// embedded one.
-    pub fn new(beside: Beside) -> Option<Self> {
+    pub fn new(beside: ClientExtension) -> Option<Self> {
         let homes = beside.embedded()?;
         Some(Memory { homes, beside })
     }

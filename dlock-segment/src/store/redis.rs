@@ -5,9 +5,9 @@ pub(crate) mod words;
 
 use std::sync::OnceLock;
 
-use dlock_core::Key;
-use dlock_core::backend::redis::beside::Script;
-use dlock_core::beside::Beside;
+use dlock::Key;
+use dlock::backend::redis::extension::Script;
+use dlock::extension::ClientExtension;
 use rand::RngExt as _;
 use redis::Value;
 
@@ -55,12 +55,12 @@ type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 /// client's driver.
 #[derive(Clone, Debug)]
 pub struct Redis {
-    beside: Beside,
+    beside: ClientExtension,
 }
 
 impl Redis {
     /// The sales beside the locks of this client; `None` if its backend is not Redis.
-    pub fn new(beside: Beside) -> Option<Self> {
+    pub fn new(beside: ClientExtension) -> Option<Self> {
         let probe = Key::new("probe").ok()?;
         beside.redis_name(&probe).is_ok().then_some(Redis { beside })
     }
@@ -189,7 +189,7 @@ impl Redis {
     async fn setting(&self, name: &str) -> Result<Option<String>> {
         let reply = match self.command(None, &[b"CONFIG", b"GET", name.as_bytes()]).await {
             Ok(reply) => reply,
-            Err(Error::Store(error)) if error.kind() == dlock_core::ErrorKind::Unavailable => {
+            Err(Error::Store(error)) if error.kind() == dlock::ErrorKind::Unavailable => {
                 return Err(Error::Store(error));
             }
             Err(_) => return Ok(None),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use common::Place;
-use dlock_core::{Dlock, Error, Token};
+use dlock::{Dlock, Error, Token};
 use dlock_segment::{Take, segmented_lock};
 
 on_both_stores!(

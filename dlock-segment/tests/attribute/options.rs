@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{Dlock, Error, ErrorKind, Key, key, testing};
+use dlock::{Dlock, Error, ErrorKind, Key, key, testing};
 use dlock_segment::{Take, segmented_lock};
 use tokio::time::Instant;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock_core::{Body, Dlock, Error, ErrorKind, State};
+use dlock::{Body, Dlock, Error, ErrorKind, State};
 use dlock_segment::{Take, segmented_lock};
 
 use super::common::{self, Place, eventually};

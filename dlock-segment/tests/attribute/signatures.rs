@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use dlock_core::{Error, Result, distributed_lock, testing};
+use dlock::{Error, Result, distributed_lock, testing};
 use dlock_segment::{Take, segmented_lock};
 
 /// What the body changes it finds changed on the next segment.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use dlock_core::Dlock;
+use dlock::Dlock;
 use dlock_segment::{Audit, Deduction, Inventory, Receipt, Stock};
 use dlock_testkit::redis::RedisServer;
 
@@ -15,7 +15,7 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn memory() -> Option<Self> {
-        Some(Place { dlock: dlock_core::testing::client(), server: None })
+        Some(Place { dlock: dlock::testing::client(), server: None })
     }
 
     pub(crate) async fn redis() -> Option<Self> {

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dlock_core::{Dlock, Error, ErrorKind, Guard, Mutex as Lock};
+use dlock::{Dlock, Error, ErrorKind, Guard, Mutex as Lock};
 use dlock_testkit::holds::{Stay, Tells};
 use dlock_testkit::process::now;
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ async fn main() -> ExitCode {
         eprintln!("usage: dlock-holder URL");
         return ExitCode::from(2);
     };
-    let client = Dlock::builder().url(&url).namespace("test").wait(None).connect_lazy();
+    let client = Dlock::builder().url(&url).namespace("test").wait_unlimited().connect_lazy();
     let client = match client {
         Ok(client) => client,
         Err(error) => {

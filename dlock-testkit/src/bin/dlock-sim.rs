@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use dlock_core::Plant;
+use dlock::machine::Bug;
 use dlock_testkit::sim;
 
 const USAGE: &str = "\
@@ -32,7 +32,7 @@ struct Command {
     seeds: u64,
     from: u64,
     jobs: usize,
-    plant: Option<Plant>,
+    plant: Option<Bug>,
 }
 
 impl Command {
@@ -48,8 +48,8 @@ impl Command {
                 "--from" => command.from = number()?,
                 "--jobs" => command.jobs = usize::try_from(number()?.clamp(1, 64)).unwrap_or(1),
                 "--plant" => {
-                    let plant = Plant::ALL.into_iter().find(|plant| format!("{plant:?}") == value);
-                    let names = || format!("no such plant; there are {:?}", Plant::ALL);
+                    let plant = Bug::ALL.into_iter().find(|plant| format!("{plant:?}") == value);
+                    let names = || format!("no such plant; there are {:?}", Bug::ALL);
                     command.plant = Some(plant.ok_or_else(names)?);
                 }
                 _ => return Err(format!("unknown option {name}")),
@@ -59,7 +59,7 @@ impl Command {
     }
 }
 
-fn replay(seed: u64, plant: Option<Plant>) -> ExitCode {
+fn replay(seed: u64, plant: Option<Bug>) -> ExitCode {
     let report = sim::run(seed, &sim::Options { plant, log: true });
     print!("{}", report.log);
     match report.violation {

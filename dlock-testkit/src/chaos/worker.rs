@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dlock_core::{Dlock, Error, ErrorKind};
+use dlock::{Dlock, Error, ErrorKind};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -171,7 +171,7 @@ impl Task {
     }
 
     /// A long stay under a lock that must be renewed meanwhile.
-    async fn slow(&mut self) -> dlock_core::Result<()> {
+    async fn slow(&mut self) -> dlock::Result<()> {
         let key = KEYS[6 + self.random.random_range(0..2)];
         let ttl = if self.random.random_bool(0.5) { SHORT_TTL } else { TTL };
         let guard = self.client.mutex(key).ttl(ttl).lock().await?;
@@ -183,7 +183,7 @@ impl Task {
         ran
     }
 
-    async fn quick(&mut self, mutex: &str) -> dlock_core::Result<()> {
+    async fn quick(&mut self, mutex: &str) -> dlock::Result<()> {
         let rwlock = KEYS[3 + self.random.random_range(0..2)];
         let lock = self.client.mutex(mutex);
         match self.random.random_range(0..100) {
@@ -204,7 +204,7 @@ impl Task {
             }
             91..93 => {
                 let take = self.random.random_range(1..=2);
-                let permits = self.client.semaphore(KEYS[5], PERMITS).take(take).lock().await?;
+                let permits = self.client.semaphore(KEYS[5], PERMITS).permits(take).lock().await?;
                 let permits = (permits, PERMITS);
                 let Some(stay) = self.stay(&permits).await else { return Ok(()) };
                 self.tell(stay, &permits);

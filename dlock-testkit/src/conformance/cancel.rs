@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use dlock_core::{Dlock, Result};
+use dlock::{Dlock, Result};
 
 use super::{Suite, eventually, is_free};
 
@@ -41,7 +41,7 @@ fn acquires(client: &Dlock, key: &str) -> Vec<(&'static str, Acquiring)> {
         acquires.push(("write", Box::pin(async move { write.lock().await.map(drop) })));
     }
     if capabilities.permits {
-        let permits = client.semaphore(key, 2).take(2);
+        let permits = client.semaphore(key, 2).permits(2);
         acquires.push(("permits", Box::pin(async move { permits.lock().await.map(drop) })));
     }
     acquires
@@ -74,7 +74,7 @@ pub(super) async fn dropped_at_any_poll(suite: &Suite) {
                     false => None,
                 };
                 let permits = match busy && one.capabilities().permits {
-                    true => Some(other.semaphore(key.as_str(), 2).take(1).lock().await),
+                    true => Some(other.semaphore(key.as_str(), 2).permits(1).lock().await),
                     false => None,
                 };
                 let (name, mut acquiring) = acquires(&one, &key).swap_remove(kind);

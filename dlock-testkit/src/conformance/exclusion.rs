@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::{Backend, Listener};
-use dlock_core::{
-    Attempt, Claim, Holder, Key, Mode, Moment, Notice, Owner, Release, Released, Renewed,
-};
+use dlock::backend::{AcquireOutcome, Claim, Moment, Notice, Owner, Release, RenewOutcome};
+use dlock::backend::{Backend, Listener};
+use dlock::{Holder, Key, Mode, ReleaseOutcome};
 
 use super::{Suite, TTL, all, eventually, is_free};
 use crate::history::History;
@@ -29,7 +28,10 @@ pub(super) async fn one_holder_at_a_time(suite: &Suite) {
                     tokio::task::yield_now().await;
                     drop(stay);
                     if round % 2 == 0 {
-                        assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+                        assert_eq!(
+                            guard.release().await.expect("an answer"),
+                            ReleaseOutcome::Released
+                        );
                     }
                 }
             }));
@@ -47,7 +49,7 @@ pub(super) async fn try_lock_says_busy(suite: &Suite) {
     let guard = one.mutex(key.as_str()).try_lock().await.expect("an answer").expect("the lock");
     assert!(one.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
     assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_some());
 }
 
@@ -73,7 +75,7 @@ pub(super) async fn readers_share_and_writers_exclude(suite: &Suite) {
     assert!(one.write().try_lock().await.expect("an answer").is_none());
     let highest = third.token().max(second.token()).max(first.token());
     for guard in [first, second, third] {
-        assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     }
     let writer = two.write().try_lock().await.expect("an answer").expect("the lock");
     assert!(writer.token() > highest);
@@ -147,20 +149,20 @@ pub(super) async fn downgrade_lets_readers_in(suite: &Suite) {
 pub(super) async fn a_semaphore_has_a_capacity(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("semaphore"));
     let (one, two) = (one.semaphore(key.as_str(), 5), two.semaphore(key.as_str(), 5));
-    let three = one.take(3).lock().await.expect("permits");
+    let three = one.permits(3).lock().await.expect("permits");
     assert_eq!(three.count(), 3);
-    assert!(two.take(3).try_lock().await.expect("an answer").is_none());
-    let rest = two.take(2).try_lock().await.expect("an answer").expect("permits");
-    assert!(one.take(1).try_lock().await.expect("an answer").is_none());
-    assert_eq!(three.release().await.expect("an answer"), Released::Released);
-    let again = two.take(3).try_lock().await.expect("an answer").expect("permits");
+    assert!(two.permits(3).try_lock().await.expect("an answer").is_none());
+    let rest = two.permits(2).try_lock().await.expect("an answer").expect("permits");
+    assert!(one.permits(1).try_lock().await.expect("an answer").is_none());
+    assert_eq!(three.release().await.expect("an answer"), ReleaseOutcome::Released);
+    let again = two.permits(3).try_lock().await.expect("an answer").expect("permits");
     drop((rest, again));
 }
 
 pub(super) async fn a_semaphore_is_apart_from_a_lock(suite: &Suite) {
     let (client, key) = (suite.client(), suite.key("apart"));
     let guard = client.mutex(key.as_str()).lock().await.expect("the lock");
-    let permit = client.semaphore(key.as_str(), 1).take(1).try_lock().await.expect("an answer");
+    let permit = client.semaphore(key.as_str(), 1).permits(1).try_lock().await.expect("an answer");
     assert!(permit.is_some());
     drop(guard);
 }
@@ -177,7 +179,7 @@ pub(super) async fn all_of_never_deadlocks(suite: &Suite) {
                 let all = client.all_of(keys.iter().map(String::as_str)).lock().await;
                 let all = all.expect("all of them");
                 tokio::task::yield_now().await;
-                assert_eq!(all.release().await.expect("an answer"), Released::Released);
+                assert_eq!(all.release().await.expect("an answer"), ReleaseOutcome::Released);
             }
         }));
     }
@@ -230,21 +232,24 @@ fn raw(suite: &Suite) -> (Box<dyn Backend>, Arc<dyn Listener>) {
     (backend, deaf)
 }
 
-async fn try_claim(backend: &dyn Backend, claim: &Claim) -> Attempt {
+async fn try_claim(backend: &dyn Backend, claim: &Claim) -> AcquireOutcome {
     backend.acquire(claim).await.expect("an answer")
 }
 
 pub(super) async fn same_owner_same_grant(suite: &Suite) {
     let (backend, _deaf) = raw(suite);
     let claim = claim(&suite.key("owner"), 1);
-    let Attempt::Granted(first) = try_claim(&*backend, &claim).await else { panic!("busy") };
-    let Attempt::Granted(again) = try_claim(&*backend, &claim).await else { panic!("busy") };
+    let AcquireOutcome::Granted(first) = try_claim(&*backend, &claim).await else { panic!("busy") };
+    let AcquireOutcome::Granted(again) = try_claim(&*backend, &claim).await else { panic!("busy") };
     assert_eq!(first, again, "a retry after a lost reply is no second grant");
     assert!(first.count >= 3, "a token for each hand-over");
-    assert_eq!(backend.release(&claim, Release::Now).await.expect("an answer"), Released::Released);
     assert_eq!(
         backend.release(&claim, Release::Now).await.expect("an answer"),
-        Released::AlreadyLost
+        ReleaseOutcome::Released
+    );
+    assert_eq!(
+        backend.release(&claim, Release::Now).await.expect("an answer"),
+        ReleaseOutcome::AlreadyLost
     );
 }
 
@@ -252,16 +257,16 @@ pub(super) async fn a_release_never_touches_a_successor(suite: &Suite) {
     let (backend, _deaf) = raw(suite);
     let key = suite.key("successor");
     let (stale, holder) = (claim(&key, 2), claim(&key, 3));
-    assert!(matches!(try_claim(&*backend, &holder).await, Attempt::Granted(_)));
+    assert!(matches!(try_claim(&*backend, &holder).await, AcquireOutcome::Granted(_)));
     assert_eq!(
         backend.release(&stale, Release::Now).await.expect("an answer"),
-        Released::AlreadyLost
+        ReleaseOutcome::AlreadyLost
     );
     let stale_and_live = [Arc::new(stale.clone()), Arc::new(holder.clone())];
     let renewed = backend.renew(&stale_and_live).await;
-    assert!(matches!(renewed[0], Ok(Renewed::Lost)), "one answer each, in order");
-    assert!(matches!(renewed[1], Ok(Renewed::Held { .. })));
-    assert!(matches!(try_claim(&*backend, &stale).await, Attempt::Busy { .. }));
+    assert!(matches!(renewed[0], Ok(RenewOutcome::Lost)), "one answer each, in order");
+    assert!(matches!(renewed[1], Ok(RenewOutcome::Held { .. })));
+    assert!(matches!(try_claim(&*backend, &stale).await, AcquireOutcome::Busy { .. }));
     let _ = backend.release(&holder, Release::Now).await.expect("an answer");
 }
 
@@ -270,14 +275,17 @@ pub(super) async fn a_replaced_lease_is_freed_first(suite: &Suite) {
     let key = suite.key("replace");
     let old = claim(&key, 4);
     let new = Claim { instead_of: Some(old.owner), ..claim(&key, 5) };
-    let Attempt::Granted(first) = try_claim(&*backend, &old).await else { panic!("busy") };
-    let Attempt::Granted(second) = try_claim(&*backend, &new).await else {
+    let AcquireOutcome::Granted(first) = try_claim(&*backend, &old).await else { panic!("busy") };
+    let AcquireOutcome::Granted(second) = try_claim(&*backend, &new).await else {
         panic!("nobody waits, so giving up and asking anew is granted")
     };
     assert!(second.first > first.first + u64::from(first.count) - 1, "new tokens are higher");
     assert_eq!(
         backend.release(&old, Release::Now).await.expect("an answer"),
-        Released::AlreadyLost
+        ReleaseOutcome::AlreadyLost
     );
-    assert_eq!(backend.release(&new, Release::Now).await.expect("an answer"), Released::Released);
+    assert_eq!(
+        backend.release(&new, Release::Now).await.expect("an answer"),
+        ReleaseOutcome::Released
+    );
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::{ErrorKind, LossReason, Released, State};
+use dlock::{ErrorKind, LossReason, ReleaseOutcome, State};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{PATIENT, SOON, Suite, TTL, all, eventually, is_free};
@@ -20,7 +20,7 @@ pub(super) async fn renewed_for_as_long_as_held(suite: &Suite) {
         assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
         sleep(TTL / 5).await;
     }
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
 }
 
 /// Uncertain, and held again when the backend answers.
@@ -34,7 +34,7 @@ pub(super) async fn one_failed_renewal_is_survived(suite: &Suite) {
     switch.set(Weather::Fine);
     eventually("held again", async || guard.state() != State::Uncertain).await;
     assert_eq!(guard.state(), State::Held);
-    assert_eq!(guard.release().await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
 }
 
 pub(super) async fn one_failing_lease_does_not_stop_others(suite: &Suite) {
@@ -71,18 +71,18 @@ pub(super) async fn a_cut_off_holder_loses_in_time(suite: &Suite) {
     assert!(got_in - began < TTL + SOON * 3, "recovery took {:?}", got_in - began);
     assert!(successor.token() > token);
     switch.set(Weather::Fine);
-    assert_eq!(guard.release().await.expect("an answer"), Released::AlreadyLost);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::AlreadyLost);
     assert_eq!(successor.state(), State::Held);
     assert!(cut_off.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
-    assert_eq!(successor.release().await.expect("an answer"), Released::Released);
+    assert_eq!(successor.release().await.expect("an answer"), ReleaseOutcome::Released);
 }
 
 pub(super) async fn permits_come_back_after_a_crash(suite: &Suite) {
     let (crashed, switch) = suite.faulty();
     let (other, key) = (suite.client(), suite.key("crash"));
-    let permits = crashed.semaphore(key.as_str(), 3).take(2).lock().await.expect("permits");
+    let permits = crashed.semaphore(key.as_str(), 3).permits(2).lock().await.expect("permits");
     switch.set(Weather::Unreachable);
-    let all = other.semaphore(key.as_str(), 3).take(3);
+    let all = other.semaphore(key.as_str(), 3).permits(3);
     assert!(all.try_lock().await.expect("an answer").is_none());
     drop(all.lock().await.expect("all permits, once the ttl is over"));
     assert_eq!(permits.state(), State::Lost);
@@ -160,7 +160,7 @@ pub(super) async fn max_hold_ends_a_hold(suite: &Suite) {
     // Its body may still be at work: nobody gets in until it lets go, or its ttl ends.
     assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
     drop(two.mutex(key.as_str()).lock().await.expect("not renewed, so it ends"));
-    assert_eq!(guard.release().await.expect("an answer"), Released::AlreadyLost);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::AlreadyLost);
     // Letting go frees it at once.
     let guard = lock.lock().await.expect("the lock");
     guard.lost().await;
@@ -175,7 +175,7 @@ pub(super) async fn release_after_keeps_the_key_taken(suite: &Suite) {
     let stay = Duration::from_millis(1_500);
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
     let began = Instant::now();
-    assert_eq!(guard.release_after(stay).await.expect("an answer"), Released::Released);
+    assert_eq!(guard.release_after(stay).await.expect("an answer"), ReleaseOutcome::Released);
     assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
     assert!(one.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
     drop(two.mutex(key.as_str()).lock().await.expect("the lock, afterwards"));

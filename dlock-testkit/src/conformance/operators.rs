@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{LossReason, Mode, State};
+use dlock::{LossReason, Mode, State};
 use tokio::time::timeout;
 
 use super::{PATIENT, SOON, Suite, eventually, is_free, keys_in_use};

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::{Dlock, ErrorKind, Event, Guard, Lock};
+use dlock::{Dlock, ErrorKind, Event, Guard, Lock};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -125,11 +125,11 @@ pub(super) async fn readers_are_not_starved(suite: &Suite) {
 
 pub(super) async fn many_permits_are_not_starved(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("starve-p"));
-    let held = one.semaphore(key.as_str(), 4).take(2).lock().await.expect("permits");
-    let many = two.semaphore(key.as_str(), 4).take(4);
+    let held = one.semaphore(key.as_str(), 4).permits(2).lock().await.expect("permits");
+    let many = two.semaphore(key.as_str(), 4).permits(4);
     let many = tokio::spawn(async move { many.lock().await.map(drop) });
     eventually("it waits", async || waiters(&one, &key).await == 1).await;
-    let few = one.semaphore(key.as_str(), 4).take(1);
+    let few = one.semaphore(key.as_str(), 4).permits(1);
     assert!(few.try_lock().await.expect("an answer").is_none(), "nobody overtakes a waiter");
     drop(held);
     many.await.expect("the task").expect("all permits");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dlock_core::Dlock;
+use dlock::Dlock;
 use dlock_segment::{Deduction, Error, HoldState, Inventory, Refund, Reservation, Resolved};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};

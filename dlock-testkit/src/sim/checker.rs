@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{Access, Fence, Mode, Token};
+use dlock::{Access, Fence, Mode, Token};
 
 use super::world::Seat;
 
@@ -189,8 +189,8 @@ impl Checker {
         let mut taken = 0;
         let mut capacity = u32::MAX;
         for (n, one) in now.iter().enumerate() {
-            if let Mode::Permits { take, of } = one.mode {
-                taken += take;
+            if let Mode::Permits { count, of } = one.mode {
+                taken += count;
                 capacity = capacity.min(of);
                 continue;
             }

@@ -5,9 +5,12 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use dlock_core::backend::memory::queue::Queue;
-use dlock_core::engine::{Action, Actions, Answer, CallId, Engine, Limits, Request, Ticket};
-use dlock_core::{ErrorKind, HandoverLimits, Key, Mode, Moment, Notice, Owner, Plant, Planted};
+use dlock::backend::memory::lock_table::LockTable;
+use dlock::backend::{Answer, Request};
+use dlock::backend::{Moment, Notice, Owner};
+use dlock::machine::{Action, Actions, CallId, Engine, Limits, Ticket};
+use dlock::machine::{Bug, HandoverLimits, PlantedBug};
+use dlock::{ErrorKind, Key, Mode};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -55,8 +58,8 @@ pub(super) struct World {
     checker: Checker,
     /// Since when a key has been free at every look.
     free_since: Vec<Option<Duration>>,
-    planted: Planted,
-    plant: Option<Plant>,
+    planted: PlantedBug,
+    plant: Option<Bug>,
     clients: u64,
     /// When a message was last lost or late, or a fault ended.
     troubled: Duration,
@@ -105,7 +108,7 @@ impl Drifting {
 }
 
 struct Server {
-    queue: Queue,
+    queue: LockTable,
     clock: Drifting,
     down: bool,
     stopped: bool,
@@ -191,13 +194,13 @@ impl World {
     pub(super) fn new(seed: u64, options: &Options) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let plan = Plan::new(&mut random);
-        let planted = Planted::with(options.plant);
+        let planted = PlantedBug::with(options.plant);
         // The last key is the marathon's own.
         let keys: Vec<Key> =
             (0..=plan.keys).map(|n| Key::new(format!("k{n}")).expect("a valid key")).collect();
         let servers = (0..plan.servers)
             .map(|_| Server {
-                queue: Queue::new(EPOCH_MICROS, planted),
+                queue: LockTable::new(EPOCH_MICROS, planted),
                 clock: Drifting {
                     per_mille: drift(&mut random, plan.drift),
                     offset: Duration::ZERO,
@@ -297,7 +300,7 @@ impl World {
     fn new_process(&mut self, life: u32) -> Process {
         self.clients += 1;
         let limits = Limits {
-            handover: HandoverLimits { count: self.plan.handovers, tenure: self.plan.tenure },
+            handover: HandoverLimits { count: self.plan.handovers, time: self.plan.tenure },
             waiters: 100,
         };
         let machines = (0..self.plan.servers)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dlock_core::{Dlock, ErrorKind, Result, distributed_lock, global, testing};
+use dlock::{Dlock, ErrorKind, Result, distributed_lock, global, testing};
 
 #[distributed_lock(key = "default", wait = "0s")]
 async fn by_default() -> Result<()> {
@@ -52,7 +52,7 @@ impl Holder<Dlock> {
 }
 
 mod facade {
-    pub(crate) use ::dlock_core as dlock;
+    pub(crate) use ::dlock;
 }
 
 #[distributed_lock(crate = facade::dlock, key = "c{n}", client = client)]

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-use dlock_core::{Dlock, Error, Result, assert_locked, distributed_lock, testing};
+use dlock::{Dlock, Error, Result, assert_locked, distributed_lock, testing};
 
 // -- tracing -------------------------------------------------------------------
 

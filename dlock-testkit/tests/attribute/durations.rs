@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_core::{Dlock, Error, ErrorKind, Result, distributed_lock, key};
+use dlock::{Dlock, Error, ErrorKind, Result, distributed_lock, key};
 
 use crate::world::{LONG, until};
 use crate::{World, on_both};
@@ -73,7 +73,7 @@ async fn max_hold(world: World) {
 #[distributed_lock(key = "job:{how}", wait = "0s", hold_at_least = "1h", client = dlock)]
 async fn job(dlock: &Dlock, how: &str) -> Result<()> {
     match how {
-        "fails" => Err(Error::new(ErrorKind::Invalid, dlock_core::Operation::Hold)),
+        "fails" => Err(Error::new(ErrorKind::Invalid, dlock::Operation::Hold)),
         "panics" => panic!("as the test wants it"),
         "stays" => std::future::pending().await,
         _ => Ok(()),

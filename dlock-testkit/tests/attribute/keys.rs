@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dlock_core::{Dlock, ErrorKind, Result, distributed_lock, key, testing};
+use dlock::{Dlock, ErrorKind, Result, distributed_lock, key, testing};
 
 #[distributed_lock(key = "a:{value}:b:{{x}}:{n:05}", client = dlock, guard = lock)]
 async fn locked(dlock: &Dlock, value: &str, n: u32) -> Result<String> {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock_core::{
+use dlock::{
     Dlock, Error, ErrorKind, Event, Guard, Key, Mode, MultiGuard, Permits, Result,
     distributed_lock, key,
 };
@@ -58,7 +58,7 @@ async fn one_at_a_time(world: World) {
     world.assert_free("order:1").await;
 }
 
-#[distributed_lock(key = "user:{email}", name = "sign-up", crate = dlock_core, client = dlock, guard = lock)]
+#[distributed_lock(key = "user:{email}", name = "sign-up", crate = dlock, client = dlock, guard = lock)]
 async fn sign_up(dlock: &Dlock, email: &str) -> Result<[String; 2]> {
     Ok([lock.key().as_str().to_owned(), lock.key().label().to_owned()])
 }

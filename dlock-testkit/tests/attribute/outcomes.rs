@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use dlock_core::{Body, Dlock, Error, ErrorKind, Result, State, distributed_lock};
+use dlock::{Body, Dlock, Error, ErrorKind, Result, State, distributed_lock};
 use tokio::sync::Notify;
 
 use crate::world::until;

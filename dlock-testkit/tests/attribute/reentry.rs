@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dlock_core::{Dlock, ErrorKind, Result, assert_locked, distributed_lock, key, testing};
+use dlock::{Dlock, ErrorKind, Result, assert_locked, distributed_lock, key, testing};
 
 use crate::world::until;
 use crate::{World, on_both};

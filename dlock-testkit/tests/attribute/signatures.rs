@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use dlock_core::{Dlock, Error, Guard, Result, assert_locked, distributed_lock, testing};
+use dlock::{Dlock, Error, Guard, Result, assert_locked, distributed_lock, testing};
 
 fn assert_send<T: Send>(future: T) -> T {
     future
@@ -224,7 +224,7 @@ async fn not_send_value(dlock: &Dlock) -> Alias<u32> {
 #[distributed_lock(key = "k", client = dlock)]
 async fn hidden(dlock: &Dlock) -> Result<impl Display + use<>> {
     if false {
-        Err(Error::new(dlock_core::ErrorKind::Invalid, dlock_core::Operation::Hold))?;
+        Err(Error::new(dlock::ErrorKind::Invalid, dlock::Operation::Hold))?;
     }
     Ok(7)
 }
@@ -360,7 +360,7 @@ async fn annotated(dlock: &Dlock, id: u64, work: [u8; 2_000]) -> Result<u64> {
 }
 
 async fn by_hand(dlock: &Dlock, id: u64, work: [u8; 2_000]) -> Result<u64> {
-    let guard = dlock.mutex(dlock_core::key!("order:{id}")).lock().await?;
+    let guard = dlock.mutex(dlock::key!("order:{id}")).lock().await?;
     let run = guard.run(async move {
         tokio::task::yield_now().await;
         Ok(id + u64::from(work[7]))

@@ -3,8 +3,8 @@
 use std::future::Future;
 use std::time::Duration;
 
-use dlock_core::backend::memory::Memory;
-use dlock_core::{Builder, Dlock, Guard, IntoKey};
+use dlock::backend::memory::Memory;
+use dlock::{Dlock, DlockBuilder, Guard, IntoKey};
 use dlock_testkit::redis::RedisServer;
 use dlock_testkit::{Faulty, Switch, Weather};
 
@@ -26,11 +26,11 @@ enum Store {
 }
 
 /// What every client of these tests has, whatever its backend.
-fn configured(builder: Builder) -> Builder {
+fn configured(builder: DlockBuilder) -> DlockBuilder {
     builder.ttl(Duration::from_secs(9)).wait(LONG).call_timeout(Duration::from_secs(5))
 }
 
-fn connected(builder: Builder) -> Dlock {
+fn connected(builder: DlockBuilder) -> Dlock {
     builder.connect_lazy().expect("a client")
 }
 
@@ -52,7 +52,11 @@ impl World {
     }
 
     /// One more client, with these options as in the query of a URL, and more.
-    pub(crate) fn client(&self, query: &str, more: impl FnOnce(Builder) -> Builder) -> Dlock {
+    pub(crate) fn client(
+        &self,
+        query: &str,
+        more: impl FnOnce(DlockBuilder) -> DlockBuilder,
+    ) -> Dlock {
         let builder = configured(Dlock::builder());
         let builder = match &self.store {
             Store::Memory(store, _) => {

@@ -6,7 +6,7 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::RETRY_AFTER;
 use actix_web::web::{Data, Path};
 use actix_web::{App as Actix, HttpResponse, HttpServer, ResponseError, get};
-use dlock_core::{Error, ErrorKind, distributed_lock};
+use dlock::{Error, ErrorKind, distributed_lock};
 
 use crate::{App, World};
 

@@ -1,11 +1,11 @@
-//! The handlers return `dlock_core::Error` as it is: feature `axum`.
+//! The handlers return `dlock::Error` as it is: feature `axum`.
 
 use std::net::SocketAddr;
 
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::get;
-use dlock_core::{Result, distributed_lock};
+use dlock::{Result, distributed_lock};
 
 use crate::{App, World};
 

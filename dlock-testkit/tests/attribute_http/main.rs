@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::backend::memory::Memory;
-use dlock_core::{Dlock, Guard};
+use dlock::backend::memory::Memory;
+use dlock::{Dlock, Guard};
 use dlock_testkit::History;
 use dlock_testkit::redis::RedisServer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -55,7 +55,7 @@ impl World {
         Some(Self::new(|| Dlock::builder().url(&url), Some(server)))
     }
 
-    fn new(builder: impl Fn() -> dlock_core::Builder, server: Option<RedisServer>) -> Self {
+    fn new(builder: impl Fn() -> dlock::DlockBuilder, server: Option<RedisServer>) -> Self {
         let histories = Arc::new(std::array::from_fn(|_| History::default()));
         let client = || {
             let builder = builder().wait(Duration::from_secs(60));

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use dlock::{ErrorKind, Released, Result, key};
+use dlock::{ErrorKind, ReleaseOutcome, Result, key};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -28,11 +28,11 @@ async fn main() -> Result<()> {
 
     // Work that stops should the lock be lost, and the outcome of the release.
     let paid = guard.run(async { "paid" }).await?;
-    assert_eq!(guard.release().await?, Released::Released);
+    assert_eq!(guard.release().await?, ReleaseOutcome::Released);
     println!("{paid}, and given back");
 
     // At most ten at a time; this one counts for three.
-    let permits = dlock.semaphore("exports", 10).take(3).lock().await?;
+    let permits = dlock.semaphore("exports", 10).permits(3).lock().await?;
     println!("{} of 10 permits", permits.count());
 
     // Several keys, in whatever order they are named: never a deadlock.

@@ -18,9 +18,9 @@ use rand::RngExt as _;
 use redis::{Client, Cmd, ServerErrorKind, Value};
 use tokio::sync::watch;
 
+use super::connector::{Connection, Connector};
 use super::scripts::Run;
-use super::source::{Connection, Source};
-use super::{faults, greeting};
+use super::{errors, server_check};
 use crate::config::{Config, Eviction};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -31,7 +31,7 @@ const SILENCE: Duration = Duration::from_millis(300);
 
 /// A way to one server.
 pub(super) struct Link {
-    source: Source,
+    connector: Connector,
     shown: String,
     eviction: Eviction,
     /// Shorter than a call may take, so that its caller hears why there is none.
@@ -63,20 +63,20 @@ struct Live {
 }
 
 impl Link {
-    pub(super) fn new(source: Source, config: &Config) -> Arc<Self> {
+    pub(super) fn new(connector: Connector, config: &Config) -> Arc<Self> {
         let eviction = config.eviction;
         let connect_timeout = CONNECT_TIMEOUT.min(config.call_timeout * 3 / 4);
-        let shown = source.shown();
+        let shown = connector.shown();
         let state = State::Down { next: Instant::now(), failures: 0, why: None };
         let (state, up) = (Mutex::new(state), watch::Sender::new(false));
         let met = AtomicBool::new(false);
         let start = Instant::now();
-        Arc::new(Link { source, shown, eviction, connect_timeout, met, state, up, start })
+        Arc::new(Link { connector, shown, eviction, connect_timeout, met, state, up, start })
     }
 
     /// A client for connections beside this one.
     pub(super) async fn client(&self) -> Result<Client> {
-        self.source.client().await
+        self.connector.client().await
     }
 
     /// Waits until there is a connection.
@@ -115,7 +115,7 @@ impl Link {
         if error.kind() == Some(ServerErrorKind::ReadOnly) {
             self.end(live); // by the same name there may be another server by now
         }
-        Err(faults::refused(operation, &error))
+        Err(errors::refused(operation, &error))
     }
 
     async fn send(&self, live: &Arc<Live>, operation: Operation, command: &Cmd) -> Result<Value> {
@@ -130,7 +130,7 @@ impl Link {
             }
             Err(error) => {
                 self.end(live);
-                Err(faults::unanswered(operation, &error))
+                Err(errors::unanswered(operation, &error))
             }
         }
     }
@@ -185,13 +185,14 @@ impl Attempt {
         let link = &self.link;
         let since = Instant::now();
         let connecting = async {
-            let connection = link.source.connection().await?;
-            greeting::check(&connection, link.eviction, !link.met.load(Ordering::Relaxed)).await?;
+            let connection = link.connector.connection().await?;
+            server_check::check(&connection, link.eviction, !link.met.load(Ordering::Relaxed))
+                .await?;
             Ok(connection)
         };
         let connected = match tokio::time::timeout(link.connect_timeout, connecting).await {
             Ok(connected) => connected,
-            Err(_) => Err(faults::silent(&link.shown)),
+            Err(_) => Err(errors::silent(&link.shown)),
         };
         match connected {
             Ok(connection) => {

@@ -11,15 +11,15 @@
 //! rises nevertheless, so a [`Fence`](crate::Fence) still rejects the older holder.
 
 mod address;
-#[doc(hidden)]
-pub mod beside;
+mod codec;
 mod connection;
-mod faults;
-mod greeting;
-mod layout;
+mod connector;
+mod errors;
+#[doc(hidden)]
+pub mod extension;
 mod notices;
 mod scripts;
-mod source;
+mod server_check;
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -28,15 +28,17 @@ use redis::Value;
 use url::Url;
 
 use self::address::Address;
+use self::codec::Names;
 use self::connection::Link;
-use self::layout::Names;
+use self::connector::Connector;
+pub use self::connector::Credentials;
+pub(crate) use self::connector::{Given, Provider, TlsFiles};
 use self::notices::Notices;
 use self::scripts::{Code, Run, Scripts};
-pub use self::source::Credentials;
-use self::source::Source;
-pub(crate) use self::source::{Given, Provider, TlsFiles};
 use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
-use crate::claim::{Answer, Attempt, Claim, Grant, Holder, Release, Released, Renewed, Request};
+use crate::claim::{
+    AcquireOutcome, Answer, Claim, Grant, Holder, Release, ReleaseOutcome, RenewOutcome, Request,
+};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
@@ -60,9 +62,9 @@ const MOST_TOKENS: u32 = 10_000;
 /// too late.
 ///
 /// ```
-/// # async fn example(guard: dlock_core::Guard, mut connection: redis::aio::MultiplexedConnection)
+/// # async fn example(guard: dlock::Guard, mut connection: redis::aio::MultiplexedConnection)
 /// # -> Result<(), redis::RedisError> {
-/// let script = redis::Script::new(dlock_core::backend::redis::FENCED_SET);
+/// let script = redis::Script::new(dlock::backend::redis::FENCED_SET);
 /// let written: bool = script
 ///     .key("{order:7}").key("{order:7}:fence")
 ///     .arg("x").arg(guard.token().get()).arg("paid")
@@ -74,7 +76,7 @@ pub const FENCED_SET: &str = include_str!("lua/fenced_set.lua");
 
 /// A client of the driver crate, with the credentials of this moment.
 pub(crate) async fn client(config: &Config, url: &Url) -> Result<redis::Client> {
-    Source::configured(config, url, None)?.client().await
+    Connector::configured(config, url, None)?.client().await
 }
 
 /// A store of locks in Redis, seen by one client.
@@ -101,9 +103,9 @@ impl Redis {
             ))
         })?;
         let address = Address::new(&url, None)?;
-        let source = Source::address(address, &TlsFiles::default(), None, None)?;
+        let connector = Connector::address(address, &TlsFiles::default(), None, None)?;
         let config = Config { namespace: namespace.to_owned(), ..Config::default() };
-        Ok(Self::over(source, &config))
+        Ok(Self::over(connector, &config))
     }
 
     /// The server that the configuration names.
@@ -112,18 +114,18 @@ impl Redis {
         url: &Url,
         provider: Option<Provider>,
     ) -> Result<Self> {
-        Ok(Self::over(Source::configured(config, url, provider)?, config))
+        Ok(Self::over(Connector::configured(config, url, provider)?, config))
     }
 
     /// The server that the user is connected to already.
     pub(crate) fn given(given: Given, config: &Config) -> Self {
-        Self::over(Source::Given(given), config)
+        Self::over(Connector::Given(given), config)
     }
 
-    fn over(source: Source, config: &Config) -> Self {
-        let link = Link::new(source, config);
+    fn over(connector: Connector, config: &Config) -> Self {
+        let link = Link::new(connector, config);
         let names = Names::new(&config.namespace);
-        let channel = layout::channel(rand::random());
+        let channel = codec::channel(rand::random());
         let notices = Notices::new(channel, names.clone());
         let scripts = Scripts::get();
         let (listener, tail) = (OnceLock::new(), Mutex::new(None));
@@ -142,7 +144,7 @@ impl Redis {
         let run = self.said(requests);
         match self.link.run(operation, &run).await? {
             Value::Array(answers) if answers.len() == requests.len() => Ok(answers),
-            _ => Err(faults::unreadable(operation)),
+            _ => Err(errors::unreadable(operation)),
         }
     }
 
@@ -157,22 +159,22 @@ impl Redis {
         for request in requests {
             match request {
                 Request::Acquire(claim) => {
-                    run.write(|word| layout::write_head(claim, word));
+                    run.write(|word| codec::write_head(claim, word));
                     run.arg(&*self.tail(&claim.holder));
-                    run.arg(layout::millis(claim.ttl)).arg(tokens(claim));
-                    run.write(|word| layout::write_asking(claim, word));
+                    run.arg(codec::millis(claim.ttl)).arg(tokens(claim));
+                    run.write(|word| codec::write_asking(claim, word));
                     if let Some(owner) = claim.instead_of {
-                        run.write(|word| layout::write_mark(owner, word));
+                        run.write(|word| codec::write_mark(owner, word));
                     }
                 }
                 Request::Renew(lease) => {
-                    run.write(|word| layout::write_head(lease, word));
-                    run.arg(layout::millis(lease.ttl));
+                    run.write(|word| codec::write_head(lease, word));
+                    run.arg(codec::millis(lease.ttl));
                 }
                 Request::Release(lease, how) => {
-                    run.write(|word| layout::write_mark(lease.owner, word));
+                    run.write(|word| codec::write_mark(lease.owner, word));
                     if let Release::After(stay) = how {
-                        run.arg(layout::micros(*stay));
+                        run.arg(codec::micros(*stay));
                     }
                 }
             }
@@ -205,7 +207,7 @@ impl Redis {
         match &*latest {
             Some((whose, tail)) if Arc::ptr_eq(whose, holder) => tail.clone(),
             _ => {
-                let tail: Arc<str> = layout::tail(&self.notices.channel, holder).into();
+                let tail: Arc<str> = codec::tail(&self.notices.channel, holder).into();
                 *latest = Some((holder.clone(), tail.clone()));
                 tail
             }
@@ -218,7 +220,7 @@ impl Redis {
         command.arg(from).arg("MATCH").arg(self.names.pattern(prefix));
         command.arg("COUNT").arg(SCANNED).arg("TYPE").arg("string");
         let answer = self.link.command(Operation::List, &command).await?;
-        let unreadable = || faults::unreadable(Operation::List);
+        let unreadable = || errors::unreadable(Operation::List);
         let (next, names): (String, Vec<Vec<u8>>) =
             redis::from_redis_value(answer).map_err(|_| unreadable())?;
         let keys =
@@ -250,34 +252,34 @@ impl Backend for Redis {
         let _ = self.listener.set(listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<Attempt>> {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
         Call::new(async move {
             match self.make_one(Request::Acquire(Arc::new(claim.clone()))).await {
                 Some(Answer::Acquire(answer)) => answer,
-                _ => Err(faults::unreadable(Operation::Acquire)),
+                _ => Err(errors::unreadable(Operation::Acquire)),
             }
         })
     }
 
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<Renewed>>> {
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
         Call::new(async move {
             let mut answers = Vec::with_capacity(leases.len());
             for some in leases.chunks(COMBINED) {
                 let requests: Vec<_> = some.iter().cloned().map(Request::Renew).collect();
                 answers.extend(self.make(&requests).await.into_iter().map(|answer| match answer {
                     Answer::Renew(answer) => answer,
-                    _ => Err(faults::unreadable(Operation::Renew)),
+                    _ => Err(errors::unreadable(Operation::Renew)),
                 }));
             }
             answers
         })
     }
 
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<Released>> {
+    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
         Call::new(async move {
             match self.make_one(Request::Release(Arc::new(lease.clone()), how)).await {
                 Some(Answer::Release(answer)) => answer,
-                _ => Err(faults::unreadable(Operation::Release)),
+                _ => Err(errors::unreadable(Operation::Release)),
             }
         })
     }
@@ -290,12 +292,12 @@ impl Backend for Redis {
         Call::new(async move {
             let run = self.on_both(&self.scripts.inspect, key);
             let answer = self.link.run(Operation::Inspect, &run).await?;
-            let unreadable = || faults::unreadable(Operation::Inspect);
+            let unreadable = || errors::unreadable(Operation::Inspect);
             let (now, broken, holders, waiters): (u64, String, Vec<String>, Vec<String>) =
                 redis::from_redis_value(answer).map_err(|_| unreadable())?;
             Ok(KeyState {
-                holders: holders.iter().filter_map(|it| layout::holder_state(now, it)).collect(),
-                waiters: waiters.iter().filter_map(|it| layout::waiter_state(now, it)).collect(),
+                holders: holders.iter().filter_map(|it| codec::holder_state(now, it)).collect(),
+                waiters: waiters.iter().filter_map(|it| codec::waiter_state(now, it)).collect(),
                 broken_by: (!broken.is_empty()).then_some(broken),
             })
         })
@@ -310,7 +312,7 @@ impl Backend for Redis {
             let mut run = self.on_both(&self.scripts.break_lock, key);
             run.arg(by.to_string()).arg(BREAKS_KEPT);
             let answer = self.link.run(Operation::Break, &run).await?;
-            redis::from_redis_value(answer).map_err(|_| faults::unreadable(Operation::Break))
+            redis::from_redis_value(answer).map_err(|_| errors::unreadable(Operation::Break))
         })
     }
 
@@ -325,42 +327,42 @@ impl Backend for Redis {
     }
 }
 
-fn attempt(answer: &Value, tokens: u32) -> Option<Attempt> {
+fn attempt(answer: &Value, tokens: u32) -> Option<AcquireOutcome> {
     if let Value::Int(first) = answer {
         let first = u64::try_from(*first).ok()?;
-        return Some(Attempt::Granted(Grant { first, count: tokens }));
+        return Some(AcquireOutcome::Granted(Grant { first, count: tokens }));
     }
     let Value::Array(fields) = answer else { return None };
-    let holder = || layout::holder(word(fields.get(1)?)?);
+    let holder = || codec::holder(word(fields.get(1)?)?);
     match word(fields.first()?)? {
         "g" => {
             let first = u64::try_from(number(fields.get(1)?)?).ok()?;
             let count = u32::try_from(number(fields.get(2)?)?).ok()?;
-            Some(Attempt::Granted(Grant { first, count }))
+            Some(AcquireOutcome::Granted(Grant { first, count }))
         }
-        "b" => Some(Attempt::Busy { holder: holder() }),
+        "b" => Some(AcquireOutcome::Busy { holder: holder() }),
         "q" => {
             let free_in = u64::try_from(number(fields.get(2)?)?).ok();
             let free_in = free_in.map(std::time::Duration::from_micros);
-            Some(Attempt::Queued { holder: holder(), free_in })
+            Some(AcquireOutcome::Queued { holder: holder(), free_in })
         }
         _ => None,
     }
 }
 
-fn renewed(answer: &Value) -> Option<Renewed> {
+fn renewed(answer: &Value) -> Option<RenewOutcome> {
     match answer {
-        Value::Int(1) => Some(Renewed::Held { others_wait: false }),
-        Value::Int(2) => Some(Renewed::Held { others_wait: true }),
-        Value::Int(0) => Some(Renewed::Lost),
+        Value::Int(1) => Some(RenewOutcome::Held { others_wait: false }),
+        Value::Int(2) => Some(RenewOutcome::Held { others_wait: true }),
+        Value::Int(0) => Some(RenewOutcome::Lost),
         _ => None,
     }
 }
 
-fn released(answer: &Value) -> Option<Released> {
+fn released(answer: &Value) -> Option<ReleaseOutcome> {
     match answer {
-        Value::Int(1) => Some(Released::Released),
-        Value::Int(0) => Some(Released::AlreadyLost),
+        Value::Int(1) => Some(ReleaseOutcome::Released),
+        Value::Int(0) => Some(ReleaseOutcome::AlreadyLost),
         _ => None,
     }
 }
@@ -369,9 +371,9 @@ fn released(answer: &Value) -> Option<Released> {
 fn read(request: &Request, answer: Value) -> Answer {
     let operation = request.operation();
     if let Value::ServerError(error) = answer {
-        return request.failed(faults::refused(operation, &error).on(&request.claim().key));
+        return request.failed(errors::refused(operation, &error).on(&request.claim().key));
     }
-    let unreadable = || faults::unreadable(operation);
+    let unreadable = || errors::unreadable(operation);
     match request {
         Request::Acquire(claim) => {
             Answer::Acquire(attempt(&answer, tokens(claim)).ok_or_else(unreadable))

@@ -14,9 +14,9 @@ use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::codec::Names;
 use super::connection::{CONNECT_TIMEOUT, Link, pause};
-use super::faults;
-use super::layout::Names;
+use super::errors;
 use crate::backend::Listener;
 use crate::error::{Operation, Result};
 
@@ -117,7 +117,7 @@ impl Listening {
     }
 
     async fn subscribe(&self) -> Result<(PubSubSink, PubSubStream)> {
-        let told = |error: RedisError| faults::unanswered(Operation::Connect, &error);
+        let told = |error: RedisError| errors::unanswered(Operation::Connect, &error);
         let client = self.link.client().await?;
         let (mut sink, stream) = client.get_async_pubsub().await.map_err(told)?.split();
         sink.subscribe(&self.channel).await.map_err(told)?;

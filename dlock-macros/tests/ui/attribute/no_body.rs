@@ -1,4 +1,4 @@
-use dlock_core::{Result, distributed_lock};
+use dlock::{Result, distributed_lock};
 
 trait Pay {
     #[distributed_lock(key = "order:{order_id}")]

@@ -1,4 +1,4 @@
-use dlock_core::{Result, distributed_lock};
+use dlock::{Result, distributed_lock};
 
 #[distributed_lock(key = "order:{order}")]
 async fn pay(order: Vec<u8>) -> Result<usize> {

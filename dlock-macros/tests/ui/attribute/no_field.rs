@@ -1,4 +1,4 @@
-use dlock_core::{Result, distributed_lock};
+use dlock::{Result, distributed_lock};
 
 #[distributed_lock(key = "order:{order_id.nr}")]
 async fn pay(order_id: u64) -> Result<u64> {

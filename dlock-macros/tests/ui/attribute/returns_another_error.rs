@@ -1,4 +1,4 @@
-use dlock_core::distributed_lock;
+use dlock::distributed_lock;
 
 #[distributed_lock(key = "order:{order_id}")]
 async fn pay(order_id: u64) -> Result<u64, std::fmt::Error> {

@@ -1,4 +1,4 @@
-use dlock_core::key;
+use dlock::key;
 
 fn main() {
     let (n, width, x) = (7, 5, 1.5);

@@ -1,4 +1,4 @@
-use dlock_core::key;
+use dlock::key;
 
 enum Kind {
     Order,

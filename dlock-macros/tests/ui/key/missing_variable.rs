@@ -1,4 +1,4 @@
-use dlock_core::key;
+use dlock::key;
 
 fn main() {
     let _ = key!("order:{order_id}");

@@ -1,6 +1,6 @@
 #![deny(unused_must_use)]
 
-use dlock_core::Result;
+use dlock::Result;
 use dlock_segment::{Take, segmented_lock};
 
 #[segmented_lock(key = "stock:{sku}", segments = 20)]

@@ -1,4 +1,4 @@
-use dlock_core::Result;
+use dlock::Result;
 use dlock_segment::{Take, segmented_lock};
 
 #[segmented_lock(key = "stock:{sku}", segments = 5000)]

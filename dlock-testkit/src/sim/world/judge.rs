@@ -1,6 +1,6 @@
 //! What the world is judged by: overlaps, stalls, and what is left in the end.
 
-use dlock_core::engine::Standing;
+use dlock::machine::LeaseStatus;
 
 use super::{Doing, Event, LOOK, STALL, Task, World};
 
@@ -12,7 +12,7 @@ impl World {
             let process = &processes[seat.process];
             let Some(ticket) = process.tasks[seat.task].ticket else { return false };
             let machine = &process.machines[(history % keys) % servers];
-            matches!(machine.standing(process.clock.at(now), ticket), Standing::Held { .. })
+            matches!(machine.status(process.clock.at(now), ticket), LeaseStatus::Held { .. })
         });
     }
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use dlock_core::backend::memory::queue::{Queue, Sent};
-use dlock_core::engine::{Answer, CallId, Request};
-use dlock_core::{Error, ErrorKind, Operation};
+use dlock::backend::memory::lock_table::{LockTable, SentNotice};
+use dlock::backend::{Answer, Request};
+use dlock::machine::CallId;
+use dlock::{Error, ErrorKind, Operation};
 use rand::RngExt as _;
 
 use super::super::checker::Loss;
@@ -79,7 +80,7 @@ impl World {
         self.log(|| format!("  -> {answer:?}"));
         let answer = Box::new(answer);
         self.deliver(Event::Answer { process, life, server, call, answer });
-        for Sent { client, owner, notice, .. } in sent {
+        for SentNotice { client, owner, notice, .. } in sent {
             self.deliver(Event::Notice { client, server, owner, notice });
         }
     }
@@ -122,7 +123,7 @@ impl World {
                 self.servers[server].down = true;
                 self.servers[server].inbox.clear();
                 if forgets {
-                    self.servers[server].queue = Queue::new(EPOCH_MICROS, self.planted);
+                    self.servers[server].queue = LockTable::new(EPOCH_MICROS, self.planted);
                     let micros = self.servers[server].clock.at(self.now).as_micros();
                     let tokens = (EPOCH_MICROS, EPOCH_MICROS + micros + 1_000);
                     let loss = Loss { at: self.now, tokens };

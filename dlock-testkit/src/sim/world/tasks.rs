@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_core::engine::{Ask, Lane, Outcome, Refusal, Standing, Ticket, Wait};
-use dlock_core::{Holder, LossReason, Mode, Moment, Plant, Release, Released};
+use dlock::backend::{Moment, Release};
+use dlock::machine::Bug;
+use dlock::machine::{Lane, LeaseStatus, LockRequest, Outcome, Refusal, Ticket, Wait};
+use dlock::{Holder, LossReason, Mode, ReleaseOutcome};
 use rand::RngExt as _;
 
 use super::{CALM_HOLD, Doing, Event, LONGEST_WAIT, Seat, Task, TaskStep, World};
@@ -39,7 +41,7 @@ impl World {
         let mode = if marathon {
             Mode::Exclusive
         } else if self.chance(self.plan.permits) {
-            Mode::Permits { take: self.random.random_range(1..=3), of: 3 }
+            Mode::Permits { count: self.random.random_range(1..=3), of: 3 }
         } else if self.chance(self.plan.shared) {
             Mode::Shared
         } else {
@@ -56,12 +58,12 @@ impl World {
         let own = mode.is_permits() || self.chance(self.plan.fair);
         let max_hold = (!marathon && self.chance(5)).then(|| Duration::from_millis(30));
         let wanted = self.keys[key].clone();
-        let ask = Ask {
+        let ask = LockRequest {
             key: &wanted,
             mode,
             ttl: self.plan.ttl,
             wait,
-            lane: if own { Lane::Own } else { Lane::Shared },
+            lane: if own { Lane::Separate } else { Lane::Shared },
             max_hold,
             holder: Arc::new(Holder {
                 client: self.processes[seat.process].client,
@@ -119,13 +121,13 @@ impl World {
             },
             Doing::Holding => {
                 let local = self.processes[process].clock.at(self.now);
-                let standing = self.processes[process].machines[server].standing(local, ticket);
-                if let Standing::Lost(LossReason::Deadline) = standing {
+                let standing = self.processes[process].machines[server].status(local, ticket);
+                if let LeaseStatus::Lost(LossReason::Deadline) = standing {
                     self.judge_loss(seat, key);
                     self.processes[process].tasks[task].told_lost = true;
                 }
                 // Half of the bodies stop when the lock is lost, half go on.
-                if let Standing::Lost(_) = standing
+                if let LeaseStatus::Lost(_) = standing
                     && self.chance(50)
                 {
                     self.let_go(seat);
@@ -133,7 +135,7 @@ impl World {
             }
             Doing::Releasing => {
                 if let Some(outcome) = machine.released(ticket) {
-                    if let Ok(Released::Released) | Err(_) = outcome {
+                    if let Ok(ReleaseOutcome::Released) | Err(_) = outcome {
                         self.log(|| format!("{seat:?} released"));
                     }
                     self.think(seat);
@@ -186,16 +188,16 @@ impl World {
         self.after(half_way, Event::Task { seat, step: TaskStep::Write });
     }
 
-    fn standing(&self, seat: Seat, key: usize) -> Option<(Standing, Moment)> {
+    fn standing(&self, seat: Seat, key: usize) -> Option<(LeaseStatus, Moment)> {
         let process = &self.processes[seat.process];
         let ticket = process.tasks[seat.task].ticket?;
         let local = process.clock.at(self.now);
-        Some((process.machines[self.server_of(key)].standing(local, ticket), local))
+        Some((process.machines[self.server_of(key)].status(local, ticket), local))
     }
 
     fn judge_handover(&mut self, seat: Seat, key: usize) {
         let half = self.plan.ttl.min(Duration::from_secs(3)).mul_f64(0.45);
-        if let Some((Standing::Held { until, .. }, local)) = self.standing(seat, key)
+        if let Some((LeaseStatus::Held { until, .. }, local)) = self.standing(seat, key)
             && until.since(local) < half
             && until.since(local) > Duration::from_millis(30)
         // not just max_hold
@@ -226,9 +228,9 @@ impl World {
     fn write(&mut self, seat: Seat) {
         let task = self.processes[seat.process].tasks[seat.task].clone();
         let standing = self.standing(seat, task.key);
-        let held = matches!(standing, Some((Standing::Held { .. }, _)));
+        let held = matches!(standing, Some((LeaseStatus::Held { .. }, _)));
         let history = self.history_of(task.key, task.mode);
-        let unfenced = self.plant == Some(Plant::UnfencedWrite);
+        let unfenced = self.plant == Some(Bug::UnfencedWrite);
         let (now, lease) = (self.now, self.longest_lease());
         self.checker.write(history, seat, held, unfenced, now, lease);
     }
@@ -236,7 +238,7 @@ impl World {
     fn done(&mut self, seat: Seat) {
         self.write(seat);
         let key = self.processes[seat.process].tasks[seat.task].key;
-        if let Some((Standing::Lost(LossReason::Deadline), _)) = self.standing(seat, key)
+        if let Some((LeaseStatus::Lost(LossReason::Deadline), _)) = self.standing(seat, key)
             && !self.processes[seat.process].tasks[seat.task].told_lost
         {
             self.judge_loss(seat, key);

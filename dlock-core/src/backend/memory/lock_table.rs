@@ -1,0 +1,538 @@
+//! Pure: a server's side of every lock. The embedded backend runs it, the
+//! simulation uses it as its server, and the scripts of a real server must do
+//! the same.
+//!
+//! Per key there are *holders* and a first-in-first-out queue of *waiters*.
+//!
+//! - A holder lasts until its `expires`; renewing moves that. At `expires` it is
+//!   gone, whoever looks first.
+//! - A waiter lasts for its patience from its last asking; one that asks too late
+//!   has lost its place. Dead ones at the head are dropped all at once.
+//! - Whenever a key is touched it is *settled*: expired holders go, and as long
+//!   as the first live waiter fits beside the holders it becomes one. Such a
+//!   hand-over lasts for the patience from the waiter's last asking, not from
+//!   now: the waiter counts from there, since the message may be late. Its first
+//!   renewal makes it an ordinary lease.
+//!
+//! Invariants: the holders fit together (one exclusive, or any number of shared
+//! ones, or permits up to what each brought); nobody overtakes a live waiter; an
+//! owner is a holder or a waiter or neither; tokens rise per key, also over a
+//! restart without data, since a counter that is not known starts at the
+//! server's time in microseconds.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::backend::{Cursor, HolderState, KeyState, Page, WaiterState};
+use crate::claim::{
+    AcquireOutcome, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, Release, ReleaseOutcome,
+    RenewOutcome,
+};
+use crate::clock::Moment;
+use crate::collections::LazyQueue;
+use crate::collections::Map;
+use crate::key::Key;
+use crate::planted_bug::{Bug, PlantedBug};
+
+/// A notice and whom it is for.
+#[derive(Clone, Debug)]
+pub struct SentNotice {
+    /// The client.
+    pub client: u64,
+    /// The key.
+    pub key: Key,
+    /// Its claim.
+    pub owner: Owner,
+    /// What happened.
+    pub notice: Notice,
+}
+
+/// The locks of one store.
+#[derive(Debug)]
+pub struct LockTable {
+    locks: Map<Key, Lock>,
+    semaphores: Map<Key, Lock>,
+    /// The server's time in microseconds when its clock shows zero.
+    epoch_micros: u64,
+    /// The highest token of a key that is no longer kept.
+    floor: u64,
+    /// How many keys the last sweep left.
+    swept: usize,
+    /// The key that was left empty last, and whether as a semaphore.
+    empty: Option<(bool, Key)>,
+    /// The latest breaks, for operators.
+    broken: VecDeque<(Key, String)>,
+    planted: PlantedBug,
+}
+
+#[derive(Debug)]
+struct Lock {
+    holders: SmallVec<[Held; 1]>,
+    waiters: LazyQueue<Waiter>,
+    /// The highest token given out.
+    last: u64,
+    /// The earliest end of a holder.
+    soonest: Moment,
+}
+
+#[derive(Debug)]
+struct Held {
+    owner: Owner,
+    mode: Mode,
+    grant: Grant,
+    since: Moment,
+    expires: Moment,
+    /// Released already, but to stay taken until it expires.
+    parked: bool,
+    holder: Arc<Holder>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    owner: Owner,
+    mode: Mode,
+    tokens: u32,
+    since: Moment,
+    asked: Moment,
+    /// As its claim says; not this server's clock.
+    sent: Moment,
+    patience: Duration,
+    holder: Arc<Holder>,
+}
+
+impl Waiter {
+    fn is_alive(&self, now: Moment) -> bool {
+        now < self.asked + self.patience
+    }
+}
+
+const BREAKS_KEPT: usize = 64;
+const PAGE: usize = 100;
+
+impl LockTable {
+    /// An empty store on a server whose clock, at its zero, is this far from
+    /// the epoch.
+    pub fn new(epoch_micros: u64, planted: PlantedBug) -> Self {
+        LockTable {
+            locks: Map::default(),
+            semaphores: Map::default(),
+            epoch_micros,
+            floor: 0,
+            swept: 0,
+            empty: None,
+            broken: VecDeque::new(),
+            planted,
+        }
+    }
+
+    /// See [`Backend::acquire`](crate::Backend::acquire).
+    pub fn acquire(
+        &mut self,
+        now: Moment,
+        claim: &Claim,
+        out: &mut Vec<SentNotice>,
+    ) -> AcquireOutcome {
+        self.sweep(now);
+        let minting = self.minting(now);
+        let floor = self.floor;
+        let space = if claim.mode.is_permits() { &mut self.semaphores } else { &mut self.locks };
+        let lock = space.entry_ref(&claim.key).or_insert_with(|| Lock::new(floor));
+
+        if let Some(old) = claim.instead_of {
+            lock.remove(old);
+        }
+        lock.expire(now);
+        if let Some(held) = lock.held(claim.owner) {
+            held.expires = now + claim.ttl;
+            let grant = held.grant;
+            lock.count_soonest();
+            return AcquireOutcome::Granted(grant);
+        }
+        let mut place = lock.waiters.iter().position(|waiter| waiter.owner == claim.owner);
+        if place.and_then(|place| lock.waiters.get_mut(place)).is_some_and(|it| !it.is_alive(now)) {
+            lock.remove(claim.owner);
+            place = None;
+        }
+        if let Some(waiter) = place.and_then(|place| lock.waiters.get_mut(place)) {
+            waiter.asked = now;
+            waiter.sent = claim.sent;
+            waiter.patience = claim.patience();
+        }
+        let told_before = out.len();
+        lock.settle(minting, &claim.key, out);
+
+        // Settling may just have given it to this very claim: then this reply
+        // says so, with a whole ttl, and no notice is needed.
+        if let Some(held) = lock.held(claim.owner) {
+            held.expires = now + claim.ttl;
+            let grant = held.grant;
+            lock.count_soonest();
+            let told = out[told_before..].iter().position(|sent| sent.owner == claim.owner);
+            told.map(|place| out.remove(told_before + place));
+            return AcquireOutcome::Granted(grant);
+        }
+        if lock.waiters.is_empty() && lock.fits(claim.mode, minting) {
+            let grant = lock.hold(minting, claim, now + claim.ttl);
+            return AcquireOutcome::Granted(grant);
+        }
+        let holder = lock.holders.first().map(|held| held.holder.clone());
+        if !claim.queue {
+            return AcquireOutcome::Busy { holder };
+        }
+        if place.is_none() {
+            lock.waiters.push_back(Waiter {
+                owner: claim.owner,
+                mode: claim.mode,
+                tokens: claim.tokens,
+                since: now,
+                asked: now,
+                sent: claim.sent,
+                patience: claim.patience(),
+                holder: claim.holder.clone(),
+            });
+        }
+        let free_in = (lock.soonest < Moment::NEVER).then(|| lock.soonest.since(now));
+        AcquireOutcome::Queued { holder, free_in }
+    }
+
+    /// See [`Backend::renew`](crate::Backend::renew).
+    pub fn renew(&mut self, now: Moment, lease: &Claim, out: &mut Vec<SentNotice>) -> RenewOutcome {
+        let minting = self.minting(now);
+        let Some(lock) = self.space(lease.mode).get_mut(&lease.key) else {
+            return RenewOutcome::Lost;
+        };
+        lock.expire(now);
+        let answer = match lock.held(lease.owner) {
+            Some(held) => {
+                held.expires = now + lease.ttl;
+                if held.mode == Mode::Exclusive {
+                    held.mode = lease.mode; // an old renewal must not turn it back
+                }
+                lock.count_soonest();
+                lock.settle(minting, &lease.key, out);
+                let others_wait = lock.waiters.iter().any(|waiter| waiter.is_alive(now));
+                RenewOutcome::Held { others_wait }
+            }
+            None => RenewOutcome::Lost,
+        };
+        lock.settle(minting, &lease.key, out);
+        self.drop_if_empty(lease);
+        answer
+    }
+
+    /// See [`Backend::release`](crate::Backend::release).
+    pub fn release(
+        &mut self,
+        now: Moment,
+        lease: &Claim,
+        how: Release,
+        out: &mut Vec<SentNotice>,
+    ) -> ReleaseOutcome {
+        let minting = self.minting(now);
+        let planted = self.planted;
+        let Some(lock) = self.space(lease.mode).get_mut(&lease.key) else {
+            return ReleaseOutcome::AlreadyLost;
+        };
+        lock.expire(now);
+        if planted.is(Bug::ReleaseWithoutOwnerCheck) && !lock.holders.is_empty() {
+            lock.holders.remove(0);
+        }
+        let answer = match lock.holders.iter().any(|held| held.owner == lease.owner) {
+            true => ReleaseOutcome::Released,
+            false => ReleaseOutcome::AlreadyLost,
+        };
+        match (lock.held(lease.owner), how) {
+            (Some(held), Release::After(stay)) => {
+                held.parked = true;
+                held.expires = now + stay;
+                lock.count_soonest();
+            }
+            _ => lock.remove(lease.owner),
+        }
+        lock.settle(minting, &lease.key, out);
+        self.drop_if_empty(lease);
+        answer
+    }
+
+    /// See [`Backend::break_lock`](crate::Backend::break_lock).
+    pub fn break_lock(
+        &mut self,
+        now: Moment,
+        key: &Key,
+        by: &Holder,
+        out: &mut Vec<SentNotice>,
+    ) -> usize {
+        let minting = self.minting(now);
+        let mut count = 0;
+        for space in [&mut self.locks, &mut self.semaphores] {
+            let Some(lock) = space.get_mut(key) else { continue };
+            lock.expire(now);
+            count += lock.holders.len();
+            for held in lock.holders.drain(..).filter(|held| !held.parked) {
+                out.push(SentNotice {
+                    client: held.holder.client,
+                    key: key.clone(),
+                    owner: held.owner,
+                    notice: Notice::Lost(LossReason::Broken { by: by.to_string() }),
+                });
+            }
+            lock.soonest = Moment::NEVER;
+            lock.settle(minting, key, out);
+        }
+        if count > 0 {
+            self.broken.retain(|(broken, _)| broken != key);
+            self.broken.push_back((key.clone(), by.to_string()));
+            if self.broken.len() > BREAKS_KEPT {
+                self.broken.pop_front();
+            }
+        }
+        count
+    }
+
+    /// See [`Backend::inspect`](crate::Backend::inspect).
+    pub fn inspect(&self, now: Moment, key: &Key) -> KeyState {
+        let mut state = KeyState::default();
+        for lock in [&self.locks, &self.semaphores].iter().filter_map(|space| space.get(key)) {
+            state.holders.extend(lock.holders.iter().filter(|held| held.expires > now).map(
+                |held| HolderState {
+                    holder: held.holder.clone(),
+                    mode: held.mode,
+                    token: (!held.mode.is_permits()).then_some(held.grant.first),
+                    held_for: now.since(held.since),
+                    expires_in: held.expires.since(now),
+                },
+            ));
+            state.waiters.extend(lock.waiters.iter().filter(|waiter| waiter.is_alive(now)).map(
+                |waiter| WaiterState {
+                    holder: waiter.holder.clone(),
+                    mode: waiter.mode,
+                    waiting_for: now.since(waiter.since),
+                },
+            ));
+        }
+        state.broken_by =
+            self.broken.iter().find(|(broken, _)| broken == key).map(|(_, by)| by.clone());
+        state
+    }
+
+    /// See [`Backend::list`](crate::Backend::list).
+    pub fn list(&self, now: Moment, prefix: &str, cursor: &Cursor) -> Page {
+        let mut keys: Vec<&Key> = [&self.locks, &self.semaphores]
+            .into_iter()
+            .flatten()
+            .filter(|(key, lock)| {
+                let text = key.as_str();
+                text.starts_with(prefix) && text > cursor.0.as_str() && lock.in_use(now)
+            })
+            .map(|(key, _)| key)
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let next = (keys.len() > PAGE).then(|| Cursor(keys[PAGE - 1].as_str().to_owned()));
+        keys.truncate(PAGE);
+        Page { keys: keys.into_iter().cloned().collect(), next }
+    }
+
+    /// The number of keys with a live holder or waiter.
+    pub fn in_use(&self, now: Moment) -> usize {
+        self.locks.values().chain(self.semaphores.values()).filter(|lock| lock.in_use(now)).count()
+    }
+
+    /// The number of keys that are kept, in use or not.
+    pub fn keys(&self) -> usize {
+        self.locks.len() + self.semaphores.len()
+    }
+
+    /// Whether this key could be taken exclusively right now.
+    pub fn is_free(&self, now: Moment, key: &Key) -> bool {
+        self.locks.get(key).is_none_or(|lock| lock.holders.iter().all(|held| held.expires <= now))
+    }
+
+    fn space(&mut self, mode: Mode) -> &mut Map<Key, Lock> {
+        if mode.is_permits() { &mut self.semaphores } else { &mut self.locks }
+    }
+
+    fn minting(&self, now: Moment) -> Minting {
+        Minting { now, micros: self.epoch_micros + now.as_micros(), planted: self.planted }
+    }
+
+    /// Drops the key that was empty before this one: the latest is kept, since it
+    /// is often wanted again at once.
+    fn drop_if_empty(&mut self, lease: &Claim) {
+        if !self.space(lease.mode).get(&lease.key).is_some_and(Lock::is_empty) {
+            return;
+        }
+        let permits = lease.mode.is_permits();
+        if self.empty.as_ref().is_some_and(|(space, key)| *space == permits && *key == lease.key) {
+            return;
+        }
+        let before = self.empty.replace((permits, lease.key.clone()));
+        let Some((permits, key)) = before else { return };
+        let space = if permits { &mut self.semaphores } else { &mut self.locks };
+        if space.get(&key).is_some_and(Lock::is_empty)
+            && let Some(lock) = space.remove(&key)
+        {
+            self.floor = self.floor.max(lock.last);
+        }
+    }
+
+    /// Throws out what nobody touched since it ended, whenever the number of
+    /// keys has doubled: a constant cost per key.
+    fn sweep(&mut self, now: Moment) {
+        if self.keys() <= 2 * self.swept + 1024 {
+            return;
+        }
+        let floor = &mut self.floor;
+        for space in [&mut self.locks, &mut self.semaphores] {
+            space.retain(|_, lock| {
+                let keep = lock.in_use(now);
+                if !keep {
+                    *floor = (*floor).max(lock.last);
+                }
+                keep
+            });
+        }
+        self.swept = self.keys();
+    }
+}
+
+/// What a new token depends on.
+#[derive(Clone, Copy)]
+struct Minting {
+    now: Moment,
+    micros: u64,
+    planted: PlantedBug,
+}
+
+impl Lock {
+    fn new(floor: u64) -> Self {
+        Lock {
+            holders: SmallVec::new(),
+            waiters: LazyQueue::default(),
+            last: floor,
+            soonest: Moment::NEVER,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.holders.is_empty() && self.waiters.is_empty()
+    }
+
+    fn in_use(&self, now: Moment) -> bool {
+        self.holders.iter().any(|held| held.expires > now)
+            || self.waiters.iter().any(|waiter| waiter.is_alive(now))
+    }
+
+    /// What this owner holds; what it has parked is no longer its own.
+    fn held(&mut self, owner: Owner) -> Option<&mut Held> {
+        self.holders.iter_mut().find(|held| held.owner == owner && !held.parked)
+    }
+
+    fn remove(&mut self, owner: Owner) {
+        self.holders.retain(|held| held.owner != owner || held.parked);
+        self.waiters.retain(|waiter| waiter.owner != owner);
+        self.count_soonest();
+    }
+
+    fn count_soonest(&mut self) {
+        self.soonest = self.holders.iter().map(|held| held.expires).min().unwrap_or(Moment::NEVER);
+    }
+
+    fn expire(&mut self, now: Moment) {
+        if self.soonest <= now {
+            self.holders.retain(|held| held.expires > now);
+            self.count_soonest();
+        }
+    }
+
+    fn fits(&self, mode: Mode, minting: Minting) -> bool {
+        match mode {
+            Mode::Exclusive if minting.planted.is(Bug::ReadersAdmitWriter) => {
+                self.holders.iter().all(|held| held.mode == Mode::Shared)
+            }
+            Mode::Exclusive => self.holders.is_empty(),
+            Mode::Shared => self.holders.iter().all(|held| held.mode == Mode::Shared),
+            Mode::Permits { count, of } => {
+                let taken: u64 = self.holders.iter().map(|held| held.taken()).sum();
+                taken + u64::from(count) <= u64::from(of)
+            }
+        }
+    }
+
+    /// Hands the lock to the waiters whose turn it is.
+    fn settle(&mut self, minting: Minting, key: &Key, out: &mut Vec<SentNotice>) {
+        let now = minting.now;
+        while let Some(first) = self.waiters.front() {
+            if !first.is_alive(now) && !minting.planted.is(Bug::DeadWaitersStay) {
+                self.waiters.pop_front();
+                continue;
+            }
+            if !self.fits(first.mode, minting) {
+                return;
+            }
+            let Some(first) = self.waiters.pop_front() else { return };
+            let grant = self.mint(minting, first.mode, first.tokens);
+            let mut expires = first.asked + first.patience;
+            if minting.planted.is(Bug::DeadWaitersStay) {
+                expires = expires.max(now + first.patience);
+            }
+            out.push(SentNotice {
+                client: first.holder.client,
+                key: key.clone(),
+                owner: first.owner,
+                notice: Notice::Granted { grant, sent: first.sent },
+            });
+            self.add(Held {
+                owner: first.owner,
+                mode: first.mode,
+                grant,
+                since: now,
+                expires,
+                parked: false,
+                holder: first.holder,
+            });
+        }
+    }
+
+    fn hold(&mut self, minting: Minting, claim: &Claim, expires: Moment) -> Grant {
+        let grant = self.mint(minting, claim.mode, claim.tokens);
+        self.add(Held {
+            owner: claim.owner,
+            mode: claim.mode,
+            grant,
+            since: minting.now,
+            expires,
+            parked: false,
+            holder: claim.holder.clone(),
+        });
+        grant
+    }
+
+    fn add(&mut self, held: Held) {
+        self.soonest = self.soonest.min(held.expires);
+        self.holders.push(held);
+    }
+
+    fn mint(&mut self, minting: Minting, mode: Mode, count: u32) -> Grant {
+        if mode.is_permits() {
+            return Grant { first: 0, count: 0 };
+        }
+        let count = count.max(1);
+        let start = if minting.planted.is(Bug::TokensRestart) { 0 } else { minting.micros };
+        let first = self.last.max(start) + 1;
+        self.last = first + u64::from(count) - 1;
+        Grant { first, count }
+    }
+}
+
+impl Held {
+    fn taken(&self) -> u64 {
+        match self.mode {
+            Mode::Permits { count, .. } => u64::from(count),
+            _ => 0,
+        }
+    }
+}

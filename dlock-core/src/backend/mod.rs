@@ -1,0 +1,300 @@
+//! What a backend must do, said once for all of them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+pub use crate::claim::{
+    AcquireOutcome, Answer, Claim, Grant, Notice, Owner, Release, RenewOutcome, Request,
+};
+use crate::claim::{Holder, Mode, ReleaseOutcome};
+pub use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::key::Key;
+
+pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
+
+/// A call to a backend: under way, or answered already.
+#[must_use = "a call does nothing unless it is awaited"]
+pub struct Call<'a, T>(State<'a, T>);
+
+enum State<'a, T> {
+    Answered(Option<T>),
+    UnderWay(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
+}
+
+impl<'a, T> Call<'a, T> {
+    /// A call that waits for something.
+    pub fn new(future: impl Future<Output = T> + Send + 'a) -> Self {
+        Call(State::UnderWay(Box::pin(future)))
+    }
+
+    /// A call whose answer is there.
+    pub fn answered(answer: T) -> Self {
+        Call(State::Answered(Some(answer)))
+    }
+
+    /// The answer if it is there.
+    pub(crate) fn now(self) -> Option<T> {
+        match self.0 {
+            State::Answered(answer) => answer,
+            State::UnderWay(_) => None,
+        }
+    }
+}
+
+impl<T: Unpin> Future for Call<'_, T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        match &mut self.0 {
+            State::Answered(answer) => answer.take().map_or(Poll::Pending, Poll::Ready),
+            State::UnderWay(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for Call<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Call")
+    }
+}
+
+/// What a backend can do. What it cannot is answered with `Unsupported`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Short name, as in the URL.
+    pub name: &'static str,
+    /// Claims in [`Mode::Shared`].
+    pub shared: bool,
+    /// Claims in [`Mode::Permits`].
+    pub permits: bool,
+    /// Queued claims are served first come, first served, over all processes.
+    pub fifo: bool,
+    /// [`Release::After`].
+    pub release_after: bool,
+    /// [`Backend::list`] and [`Backend::break_lock`].
+    pub operators: bool,
+    /// Calls go through a network: they run on the driver's thread, with time-outs.
+    /// If not, every call must be [answered](Call::answered) at once; one that is
+    /// under way counts as not answered. It is made while the client has a lock of its
+    /// own, so it must not use the client, nor wait for a thread that does.
+    pub remote: bool,
+    /// How many calls [`Backend::combined`] makes in one round trip; 1 if it is of
+    /// no use.
+    pub combines: usize,
+}
+
+impl Capabilities {
+    /// A backend that can do everything, reached through a network.
+    pub const fn all(name: &'static str) -> Self {
+        Capabilities {
+            name,
+            shared: true,
+            permits: true,
+            fifo: true,
+            release_after: true,
+            operators: true,
+            remote: true,
+            combines: 1,
+        }
+    }
+}
+
+/// Where a backend delivers its notices.
+pub trait Listener: Send + Sync {
+    /// Something happened to the claim of this owner on this key. Must not block.
+    fn notice(&self, key: &Key, owner: Owner, notice: Notice);
+}
+
+/// A store of locks. One value serves one client.
+///
+/// A call may fail with `Unavailable` (nothing was applied), `Unknown` (it may
+/// have been, or may yet be, applied) or a kind that a retry does not mend. The
+/// client puts a time-out around each call and turns it into `Unknown`. For one
+/// owner there is never more than one acquire or release under way, and a
+/// release is not sent while an acquire is unanswered.
+pub trait Backend: Send + Sync + 'static {
+    /// What this backend can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Called once, before any other call: the number of the client (as in
+    /// [`Holder::client`]) and where its notices go.
+    fn open(&self, client: u64, listener: Weak<dyn Listener>);
+
+    /// Takes the lock if it is free, else joins the queue if the claim says so.
+    ///
+    /// The same owner asking again gets the same grant with a fresh ttl, or has
+    /// its place in the queue prolonged by the claim's patience.
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>>;
+
+    /// Prolongs leases by their ttl, in one round trip; one answer each, in order.
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>>;
+
+    /// Gives back what this owner has: a lease, or a place in the queue.
+    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>>;
+
+    /// Makes calls that are due at the same time, at most as many as the backend
+    /// [combines](Capabilities::combines); one answer each, in order, and one's
+    /// failure is no other's.
+    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+        Call::new(async move {
+            let mut answers = Vec::with_capacity(requests.len());
+            for request in requests {
+                answers.push(match request {
+                    Request::Acquire(claim) => Answer::Acquire(self.acquire(claim).await),
+                    Request::Release(claim, how) => {
+                        Answer::Release(self.release(claim, *how).await)
+                    }
+                    Request::Renew(claim) => {
+                        let renewed = self.renew(std::slice::from_ref(claim)).await;
+                        let silence = || Err(Error::new(ErrorKind::Unknown, Operation::Renew));
+                        Answer::Renew(renewed.into_iter().next().unwrap_or_else(silence))
+                    }
+                });
+            }
+            answers
+        })
+    }
+
+    /// The answer of a backend that is not [remote](Capabilities::remote): at once.
+    /// The moment is now, by tokio's clock.
+    #[doc(hidden)]
+    fn in_place(&self, request: &Request, _now: Moment) -> Answer {
+        let answer = match request {
+            Request::Acquire(claim) => self.acquire(claim).now().map(Answer::Acquire),
+            Request::Release(claim, how) => self.release(claim, *how).now().map(Answer::Release),
+            Request::Renew(claim) => {
+                let answers = self.renew(std::slice::from_ref(claim)).now();
+                answers.and_then(|answers| answers.into_iter().next()).map(Answer::Renew)
+            }
+        };
+        answer.unwrap_or_else(|| request.unanswered())
+    }
+
+    /// Who holds this key and who waits for it, as a lock or as a semaphore.
+    fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>>;
+
+    /// Some of the keys in use that start with `prefix`, from `cursor` on.
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>>;
+
+    /// Takes the lock from whoever holds it and tells them. Answers how many
+    /// holders there were.
+    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>>;
+
+    /// Whether the backend answers.
+    fn ping(&self) -> Call<'_, Result<()>>;
+
+    /// Itself, for crates built beside the lock that know this backend.
+    #[doc(hidden)]
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        None
+    }
+}
+
+/// A backend whose type is not known, or need not be.
+impl<B: Backend + ?Sized> Backend for Box<B> {
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+
+    fn open(&self, client: u64, listener: Weak<dyn Listener>) {
+        (**self).open(client, listener);
+    }
+
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
+        (**self).acquire(claim)
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
+        (**self).renew(leases)
+    }
+
+    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
+        (**self).release(lease, how)
+    }
+
+    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+        (**self).combined(requests)
+    }
+
+    fn in_place(&self, request: &Request, now: Moment) -> Answer {
+        (**self).in_place(request, now)
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
+        (**self).inspect(key)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>> {
+        (**self).list(prefix, cursor)
+    }
+
+    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
+        (**self).break_lock(key, by)
+    }
+
+    fn ping(&self) -> Call<'_, Result<()>> {
+        (**self).ping()
+    }
+
+    fn as_any(&self) -> Option<&dyn std::any::Any> {
+        (**self).as_any()
+    }
+}
+
+/// A place in a listing; start with the default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cursor(pub String);
+
+/// A part of a listing.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// Keys in use. A key may come twice; one that was there all along comes once at least.
+    pub keys: Vec<Key>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<Cursor>,
+}
+
+/// What a backend knows of a key.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct KeyState {
+    /// Who holds it, locks first, then permits.
+    pub holders: Vec<HolderState>,
+    /// Who waits, in order, locks first, then permits.
+    pub waiters: Vec<WaiterState>,
+    /// Who broke it last, if that is still known.
+    pub broken_by: Option<String>,
+}
+
+/// One holder of a key.
+#[derive(Clone, Debug)]
+pub struct HolderState {
+    /// Who.
+    pub holder: Arc<Holder>,
+    /// How.
+    pub mode: Mode,
+    /// The first token of its grant; `None` for permits.
+    pub token: Option<u64>,
+    /// For how long already.
+    pub held_for: Duration,
+    /// For how long yet, unless renewed.
+    pub expires_in: Duration,
+}
+
+/// One waiter for a key.
+#[derive(Clone, Debug)]
+pub struct WaiterState {
+    /// Who.
+    pub holder: Arc<Holder>,
+    /// What for.
+    pub mode: Mode,
+    /// For how long already.
+    pub waiting_for: Duration,
+}

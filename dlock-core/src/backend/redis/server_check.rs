@@ -1,0 +1,90 @@
+//! What a server must be before locks are kept in it.
+//!
+//! The first connection is refused to a server that could throw locks out of its
+//! memory, unless the user said that a warning will do; later ones only warn,
+//! since locks are held by then. A user without the right to ask is warned.
+
+use redis::{Value, cmd};
+
+use super::connector::Connection;
+use super::errors;
+use crate::config::Eviction;
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+/// The oldest Redis that will do.
+const OLDEST: (u32, u32) = (6, 2);
+
+pub(super) async fn check(connection: &Connection, eviction: Eviction, first: bool) -> Result<()> {
+    let Some(server) = info(connection, "server").await? else { return Ok(()) };
+    if let Some(version) = field(&server, "redis_version")
+        && is_too_old(version)
+    {
+        return Err(fault(format!("this is Redis {version}; locks need 6.2 or newer, or Valkey")));
+    }
+    let Some(memory) = info(connection, "memory").await? else { return Ok(()) };
+    let policy = field(&memory, "maxmemory_policy").unwrap_or("noeviction");
+    if policy == "noeviction" {
+        return Ok(());
+    }
+    let what = format!(
+        "with `maxmemory-policy {policy}` this Redis may throw locks away when it runs out of memory; set it to `noeviction`, or accept it with the option eviction=warn"
+    );
+    if first && eviction == Eviction::Refuse {
+        return Err(fault(what));
+    }
+    tracing::warn!(target: "dlock::redis", "{what}");
+    Ok(())
+}
+
+async fn info(connection: &Connection, section: &str) -> Result<Option<String>> {
+    let answer = connection.send(cmd("INFO").arg(section)).await;
+    match answer.map_err(|error| errors::unanswered(Operation::Connect, &error))? {
+        Value::BulkString(text) => Ok(Some(String::from_utf8_lossy(&text).into_owned())),
+        Value::VerbatimString { text, .. } => Ok(Some(text)),
+        Value::ServerError(error) if error.code() == "NOPERM" => {
+            tracing::warn!(
+                target: "dlock::redis",
+                "the Redis user may not call INFO, so nobody knows whether locks can be evicted"
+            );
+            Ok(None)
+        }
+        Value::ServerError(error) => Err(errors::refused(Operation::Connect, &error)),
+        _ => Ok(None),
+    }
+}
+
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+fn is_too_old(version: &str) -> bool {
+    let mut numbers = version.split('.').map_while(|part| part.parse::<u32>().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(major), Some(minor)) => (major, minor) < OLDEST,
+        _ => false,
+    }
+}
+
+fn fault(what: String) -> Error {
+    Error::new(ErrorKind::Config, Operation::Connect).saying(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        for (version, old) in [
+            ("6.0.16", true),
+            ("6.2.0", false),
+            ("7.0.15", false),
+            ("10.1.2", false),
+            ("5.9", true),
+            ("unknown", false),
+        ] {
+            assert_eq!(is_too_old(version), old, "{version}");
+        }
+        assert_eq!(field("# Server\r\nredis_version:7.0.15\r\n", "redis_version"), Some("7.0.15"));
+    }
+}

@@ -1,0 +1,7 @@
+//! Small data structures that the machine and the embedded backend share.
+
+mod hash;
+mod lazy_queue;
+
+pub(crate) use hash::{Map, hash_of};
+pub(crate) use lazy_queue::LazyQueue;

@@ -1,0 +1,420 @@
+//! Where the machines meet clocks, threads and the backend.
+//!
+//! The keys of a client are spread over shards; a task locks one for as long as
+//! a pure machine takes a step. What the step calls for is done after the shard
+//! is unlocked:
+//! - on a remote backend calls go to the driver's own thread and runtime, which
+//!   puts a time-out around each and brings the answers back;
+//! - on the embedded backend a call is answered at once, so it is made right
+//!   here, without a thread and within the step; only the notices that come of it
+//!   wait until the shard is unlocked.
+//!
+//! What is due later is done by one timer for the whole client: part of the
+//! driver's thread or, embedded, a task in the runtime that is at hand, so that a
+//! test can pause the time. Should that runtime end first, a thread takes over.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Waker;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::RngExt as _;
+use smallvec::SmallVec;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::backend::{Backend, Listener};
+use crate::claim::Answer;
+use crate::clock::{Clock, Moment};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::key::Key;
+use crate::machine::{Action, Actions, CallId, Engine, Limits, Ticket};
+use crate::observe::{Event, Observer};
+use crate::planted_bug::PlantedBug;
+
+mod calls;
+mod notices;
+
+pub(crate) type Wakers = SmallVec<[Waker; 1]>;
+
+/// Makes this the only waker. What was there is given back, to be dropped where no
+/// lock is held: dropping a waker may drop a task, and with it guards.
+pub(crate) fn wake_only(wakers: &mut Wakers, waker: &Waker) -> Wakers {
+    if let [present] = wakers.as_slice()
+        && present.will_wake(waker)
+    {
+        return Wakers::new();
+    }
+    std::mem::replace(wakers, smallvec::smallvec![waker.clone()])
+}
+pub(crate) type Machine = Engine<Wakers>;
+
+/// How long owed releases are tried when the last client is gone.
+const FLUSH: Duration = Duration::from_millis(100);
+
+pub(crate) struct Core {
+    listener: Arc<notices::NoticeListener>,
+    shards: Box<[Mutex<Machine>]>,
+    backend: Arc<dyn Backend>,
+    clock: Clock,
+    call_timeout: Duration,
+    /// What the driver's thread is to do; `None`: calls are made in place.
+    jobs: Option<UnboundedSender<Job>>,
+    pending_calls: Option<calls::PendingCalls>,
+    timer: Timer,
+    pub(crate) observer: Observer,
+}
+
+/// A future for the driver's runtime.
+type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+#[derive(Default)]
+struct Timer {
+    /// When it rings, in nanoseconds; `NEVER` while it does not run.
+    rings: AtomicU64,
+    changed: Notify,
+    running: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl Core {
+    pub(crate) fn start(
+        backend: Arc<dyn Backend>,
+        client: u64,
+        limits: Limits,
+        call_timeout: Duration,
+        observer: Observer,
+        planted: PlantedBug,
+    ) -> Result<Arc<Self>> {
+        let remote = backend.capabilities().remote;
+        let shards = std::thread::available_parallelism().map_or(4, usize::from) * 4;
+        let mut random = rand::rng();
+        let shards = (0..shards.next_power_of_two().min(64))
+            .map(|_| Mutex::new(Engine::new(limits, random.random(), planted)))
+            .collect();
+        let (jobs, receiver) = if remote {
+            let (jobs, receiver) = unbounded_channel();
+            (Some(jobs), Some(receiver))
+        } else {
+            (None, None)
+        };
+        let pending_calls = calls::pending_calls(&*backend);
+        let core = Arc::new_cyclic(|core| Core {
+            listener: Arc::new(notices::NoticeListener(core.clone())),
+            shards,
+            backend,
+            clock: if remote { Clock::boot() } else { Clock::tokio() },
+            call_timeout,
+            jobs,
+            pending_calls,
+            timer: Timer { rings: AtomicU64::new(u64::MAX), ..Timer::default() },
+            observer,
+        });
+        let listener: Arc<dyn Listener> = core.listener.clone();
+        core.backend.open(client, Arc::downgrade(&listener));
+        if let Some(receiver) = receiver {
+            core.timer.running.store(true, Ordering::Release);
+            on_own_thread(drive(core.clone(), receiver))?;
+        }
+        Ok(core)
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    pub(crate) fn shard_of(&self, key: &Key) -> usize {
+        // The high bits: the maps inside a shard use the low ones.
+        (key.hash() >> 32) as usize & (self.shards.len() - 1)
+    }
+
+    /// Looks at a shard without anything to be done afterwards.
+    pub(crate) fn look<T>(&self, shard: usize, look: impl FnOnce(&mut Machine) -> T) -> T {
+        look(&mut self.shards[shard].lock())
+    }
+
+    /// Lets a shard take a step and does what it calls for.
+    pub(crate) fn step<T>(
+        self: &Arc<Self>,
+        shard: usize,
+        step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> T,
+    ) -> T {
+        self.step_then(shard, step, |_, result| result)
+    }
+
+    /// The same, and then looks at the shard: on the embedded backend, after the
+    /// calls of the step were answered.
+    pub(crate) fn step_then<S, T>(
+        self: &Arc<Self>,
+        shard: usize,
+        step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> S,
+        then: impl FnOnce(&mut Machine, S) -> T,
+    ) -> T {
+        let mut actions = Actions::new();
+        let mut wakers = Wakers::new();
+        let now = self.clock.now();
+        let mut machine = self.shards[shard].lock();
+        let result = step(&mut machine, now, &mut actions);
+        let mut done = 0;
+        while let Some(action) = actions.get_mut(done) {
+            done += 1;
+            match action {
+                Action::Wake(ticket) => {
+                    if let Some(waiting) = machine.payload_mut(*ticket) {
+                        wakers.append(waiting);
+                    }
+                }
+                Action::Call(call, request) if self.jobs.is_none() => {
+                    let call = *call;
+                    let answer = notices::defer(|| self.backend.in_place(request, now));
+                    // No time passed that anybody could notice.
+                    machine.reply(now, call, answer, &mut actions);
+                }
+                _ => {}
+            }
+        }
+        let due = machine.next_due();
+        let result = then(&mut machine, result);
+        drop(machine);
+        self.ring_at(due);
+        notices::deliver_deferred();
+        wakers.into_iter().for_each(Waker::wake);
+        // Calls first: what a hook does must not keep them from being sent.
+        if self.jobs.is_some() {
+            let calls = actions.iter().filter_map(|action| match action {
+                Action::Call(call, request) => Some((*call, request.clone())),
+                _ => None,
+            });
+            self.send(shard, calls.collect());
+        }
+        for action in actions {
+            match action {
+                Action::Wake(_) | Action::Call(..) => {}
+                Action::Renewed(key) => self.observer.tell(&Event::Renewed { key: &key }),
+                Action::Uncertain(key, error) => {
+                    self.observer.tell(&Event::Uncertain { key: &key, error: &error });
+                }
+                Action::Lost(key, reason) => {
+                    self.observer.tell(&Event::Lost { key: &key, reason: &reason });
+                }
+            }
+        }
+        result
+    }
+
+    pub(crate) fn step_all(
+        self: &Arc<Self>,
+        mut step: impl FnMut(&mut Machine, Moment, &mut Actions),
+    ) {
+        for shard in 0..self.shards.len() {
+            self.step(shard, &mut step);
+        }
+    }
+
+    pub(crate) fn look_all<T>(&self, mut look: impl FnMut(&mut Machine) -> T) -> Vec<T> {
+        (0..self.shards.len()).map(|shard| self.look(shard, &mut look)).collect()
+    }
+
+    fn answered(self: &Arc<Self>, shard: usize, call: CallId, answer: Answer) {
+        self.step(shard, |machine, now, actions| machine.reply(now, call, answer, actions));
+    }
+
+    /// A call to the backend outside the machines: on the driver's thread, since
+    /// connections live in the runtime that made them, and with a time-out.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        call: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let Some(jobs) = &self.jobs else {
+            return call.await; // embedded: answered at once
+        };
+        let silence =
+            |what: String| Err(Error::new(ErrorKind::Unavailable, operation).saying(what));
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let call_timeout = self.call_timeout;
+        let job = async move {
+            let made = tokio::time::timeout(call_timeout, call).await;
+            let _ = answer.send(made.ok());
+        };
+        let sent = jobs.send(Box::pin(job));
+        match answered.await {
+            Ok(Some(made)) => made,
+            Ok(None) if operation == Operation::Break => {
+                Err(Error::new(ErrorKind::Unknown, operation)
+                    .saying(format!("no answer within {call_timeout:?}; it may have happened")))
+            }
+            Ok(None) => silence(format!("no answer within {call_timeout:?}")),
+            Err(_) if sent.is_err() => silence("the driver has ended".into()),
+            Err(_) => silence("the driver ended before the answer".into()),
+        }
+    }
+
+    /// Runs a future on the driver's thread.
+    pub(crate) fn spawn(&self, job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        let sent = self.jobs.as_ref().map(|jobs| jobs.send(Box::pin(job)));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) | None => Err(Error::new(ErrorKind::Unavailable, Operation::Connect)
+                .saying("there is no driver, or it has ended")),
+        }
+    }
+
+    /// Whether the backend answers.
+    pub(crate) async fn ping(&self) -> Result<()> {
+        let backend = self.backend.clone();
+        self.ask(Operation::Connect, async move { backend.ping().await }).await
+    }
+
+    /// Nobody uses the client any more.
+    pub(crate) fn close(&self) {
+        self.timer.closed.store(true, Ordering::Release);
+        self.timer.changed.notify_one();
+    }
+
+    fn ring_at(self: &Arc<Self>, due: Moment) {
+        let due = due.as_nanos();
+        if due >= self.timer.rings.load(Ordering::Acquire) {
+            return;
+        }
+        self.timer.rings.fetch_min(due, Ordering::AcqRel);
+        if self.timer.running.swap(true, Ordering::AcqRel) {
+            self.timer.changed.notify_one();
+            return;
+        }
+        let task = keep_time(Running(self.clone()));
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => {
+                runtime.spawn(task);
+            }
+            Err(_) => {
+                // Without a thread leases end by their deadline, as the guards say.
+                let _ = on_own_thread(task);
+            }
+        }
+    }
+
+    /// Does what is due in every shard and tells when something is next.
+    fn tick(self: &Arc<Self>) -> Moment {
+        let mut next = Moment::NEVER;
+        for shard in 0..self.shards.len() {
+            if self.look(shard, |machine| machine.next_due()) <= self.clock.now() {
+                self.step(shard, |machine, now, actions| machine.tick(now, actions));
+            }
+            next = next.min(self.look(shard, |machine| machine.next_due()));
+        }
+        next
+    }
+
+    /// Ticks until something is next at a moment to come, and returns how long
+    /// until then; `None` if nothing is.
+    fn tick_and_set(self: &Arc<Self>) -> Option<Duration> {
+        // Whoever sets something earlier from here on says so.
+        self.timer.rings.store(u64::MAX, Ordering::Release);
+        let next = self.tick();
+        self.timer.rings.fetch_min(next.as_nanos(), Ordering::AcqRel);
+        (next < Moment::NEVER).then(|| next.since(self.clock.now()))
+    }
+
+    fn is_closed(&self) -> bool {
+        self.timer.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn owes_nothing(&self) -> bool {
+        self.look_all(|machine| machine.owes_nothing()).into_iter().all(|nothing| nothing)
+    }
+}
+
+/// The timer's hold on the client; says when the timer has gone.
+struct Running(Arc<Core>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let core = &self.0;
+        core.timer.running.store(false, Ordering::Release);
+        core.timer.rings.store(u64::MAX, Ordering::Release);
+        if !core.is_closed() {
+            // The runtime ended before the client: go on without it.
+            let due = core.look_all(|machine| machine.next_due());
+            if due.into_iter().any(|due| due < Moment::NEVER)
+                && !core.timer.running.swap(true, Ordering::AcqRel)
+            {
+                let _ = on_own_thread(keep_time(Running(core.clone())));
+            }
+        }
+    }
+}
+
+async fn keep_time(running: Running) {
+    let core = &running.0;
+    while !core.is_closed() {
+        let pause = core.tick_and_set();
+        wait_for(core, pause).await;
+    }
+}
+
+async fn wait_for(core: &Core, pause: Option<Duration>) {
+    match pause {
+        Some(pause) => {
+            let _ = tokio::time::timeout(pause, core.timer.changed.notified()).await;
+        }
+        None => core.timer.changed.notified().await,
+    }
+}
+
+/// The driver of a remote backend.
+async fn drive(core: Arc<Core>, mut jobs: UnboundedReceiver<Job>) {
+    let mut flush_until = None;
+    loop {
+        let mut pause = core.tick_and_set();
+        if core.is_closed() {
+            let until = *flush_until.get_or_insert(core.now() + FLUSH);
+            let left = until.since(core.now());
+            if left.is_zero() || core.owes_nothing() {
+                return;
+            }
+            pause = Some(pause.unwrap_or(left).min(left));
+        }
+        tokio::select! {
+            biased;
+            job = jobs.recv() => {
+                let Some(job) = job else { return };
+                tokio::spawn(job);
+            }
+            () = wait_for(&core, pause) => {}
+        }
+    }
+}
+
+fn on_own_thread(task: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+    let fault = |error: std::io::Error| {
+        Error::new(ErrorKind::Unavailable, Operation::Connect)
+            .saying("could not start the driver's thread")
+            .because(error)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_name("dlock")
+        .build()
+        .map_err(fault)?;
+    let task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(task);
+    std::thread::Builder::new()
+        .name("dlock".into())
+        .spawn(move || runtime.block_on(task))
+        .map_err(fault)?;
+    Ok(())
+}
+
+/// A ticket and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TicketRef {
+    pub(crate) shard: usize,
+    pub(crate) ticket: Ticket,
+}

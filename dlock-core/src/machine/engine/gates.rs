@@ -1,0 +1,403 @@
+//! Pure: the gates of the machine, each with what belongs to it, and how they and
+//! the keeper move each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::hash_map::EntryRef;
+
+use super::{Engine, Phase};
+use crate::claim::{Holder, LossReason, Release};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Operation};
+use crate::key::Key;
+use crate::machine::gate::{Gate, Step, View, Waiter};
+use crate::machine::keeper::{ClaimEvent, ClaimRequest};
+use crate::machine::types::{Action, Actions, ClaimId, GateId, LockRequest, Refusal, Ticket};
+
+/// A gate and what belongs to it.
+pub(super) struct GateEntry {
+    pub(super) gate: Gate,
+    pub(super) key: Key,
+    pub(super) kind: Kind,
+    pub(super) obstacle: Option<Box<Obstacle>>,
+}
+
+/// What the backend last event while somebody waited.
+pub(super) enum Obstacle {
+    /// Who is in the way.
+    HeldBy(Arc<Holder>),
+    /// What keeps it from answering.
+    Error(Error),
+}
+
+impl GateEntry {
+    fn in_the_way(&self) -> Option<Arc<Holder>> {
+        match self.obstacle.as_deref() {
+            Some(Obstacle::HeldBy(holder)) => Some(holder.clone()),
+            _ => None,
+        }
+    }
+
+    fn trouble(&self) -> Option<Error> {
+        match self.obstacle.as_deref() {
+            Some(Obstacle::Error(error)) => Some(error.clone()),
+            _ => None,
+        }
+    }
+}
+
+fn no_answer_yet() -> Error {
+    Error::new(ErrorKind::Unavailable, Operation::Acquire)
+        .saying("the backend has not answered yet")
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Shared,
+    Separate,
+    Nested { root: GateId, parent: Ticket },
+}
+
+impl<W> Engine<W> {
+    pub(super) fn nested_gate(
+        &mut self,
+        parent: Ticket,
+        request: &LockRequest<'_>,
+    ) -> Option<GateId> {
+        let entry = self.tickets.get(parent)?;
+        let Phase::Admitted { token, .. } = entry.phase else { return None };
+        if let Some(nested) = entry.nested {
+            return Some(nested);
+        }
+        let root = self.root_of(entry.gate);
+        let gate = self.open_gate(Gate::nested(token), request, Kind::Nested { root, parent });
+        self.tickets[parent].nested = Some(gate);
+        Some(gate)
+    }
+
+    /// The gate that has the lease which a gate is about.
+    pub(super) fn root_of(&self, id: GateId) -> GateId {
+        match self.gates.get(id).map(|gate_entry| gate_entry.kind) {
+            Some(Kind::Nested { root, .. }) => root,
+            _ => id,
+        }
+    }
+
+    pub(super) fn open_gate(
+        &mut self,
+        gate: Gate,
+        request: &LockRequest<'_>,
+        kind: Kind,
+    ) -> GateId {
+        let key = request.key.clone();
+        self.gates.insert(GateEntry { gate, key, kind, obstacle: None })
+    }
+
+    pub(super) fn set_alarm(&mut self, id: GateId, deadline: Moment) {
+        if let Some(gate_entry) = self.gates.get_mut(id)
+            && deadline < gate_entry.gate.alarm
+            && gate_entry.gate.earliest_deadline() < Moment::NEVER
+        {
+            gate_entry.gate.alarm = deadline;
+            self.waits.set(deadline, id);
+            let gates = &self.gates;
+            self.waits.tidy(self.waiting, |at, gate| {
+                gates.get(gate).is_some_and(|gate_entry| gate_entry.gate.alarm == at)
+            });
+        }
+    }
+
+    pub(super) fn wait_over(&mut self, now: Moment, id: GateId, at: Moment, out: &mut Actions) {
+        let Some(gate_entry) =
+            self.gates.get_mut(id).filter(|gate_entry| gate_entry.gate.alarm == at)
+        else {
+            return;
+        };
+        gate_entry.gate.alarm = Moment::NEVER;
+        let trouble =
+            gate_entry.trouble().or_else(|| gate_entry.gate.is_unanswered().then(no_answer_yet));
+        let holder = self.in_the_way(id);
+        while let Some(ticket) =
+            self.gates.get_mut(id).and_then(|gate_entry| gate_entry.gate.overdue(now))
+        {
+            let refusal = Refusal::TimedOut { holder: holder.clone(), trouble: trouble.clone() };
+            self.refuse(id, ticket, refusal, out);
+        }
+        let next = self.gates[id].gate.earliest_deadline();
+        self.set_alarm(id, next);
+        self.settle(now, id, &mut None, out);
+    }
+
+    /// A claim says something to its gate.
+    pub(super) fn on_claim_event(
+        &mut self,
+        now: Moment,
+        claim: ClaimId,
+        id: GateId,
+        event: ClaimEvent,
+        out: &mut Actions,
+    ) {
+        if let ClaimEvent::Released { reply_to, outcome } = event {
+            if let Some(ticket) = reply_to {
+                self.set_released(ticket, outcome, out);
+            }
+            return;
+        }
+        let Some(gate_entry) = self.gates.get_mut(id) else { return };
+        match event {
+            ClaimEvent::Granted(grant) => {
+                if gate_entry.gate.claim() == Some(claim)
+                    && let Some((mode, ttl)) = self.keeper.mode_and_ttl(claim)
+                {
+                    gate_entry.obstacle = None;
+                    gate_entry.gate.granted(now, mode, ttl, grant);
+                }
+            }
+            ClaimEvent::Queued(holder) => {
+                gate_entry.obstacle = holder.map(|holder| Box::new(Obstacle::HeldBy(holder)));
+                gate_entry.gate.queued();
+            }
+            ClaimEvent::Busy(holder) => {
+                gate_entry.gate.ended();
+                while let Some(ticket) = self.gates[id].gate.dismiss_attempt() {
+                    self.refuse(id, ticket, Refusal::Busy(holder.clone()), out);
+                }
+            }
+            ClaimEvent::Trouble(error) => {
+                while let Some(ticket) = self.gates[id].gate.dismiss_attempt() {
+                    self.refuse(id, ticket, Refusal::Failed(error.clone()), out);
+                }
+                self.gates[id].obstacle = Some(Box::new(Obstacle::Error(error)));
+            }
+            ClaimEvent::Failed(error) => {
+                gate_entry.gate.ended();
+                self.refuse_all(id, &Refusal::Failed(error), out);
+            }
+            ClaimEvent::Renewed { others_wait } => {
+                if others_wait {
+                    gate_entry.gate.set_others_wait();
+                }
+                out.push(Action::Renewed(gate_entry.key.clone()));
+            }
+            ClaimEvent::Uncertain(error) => {
+                out.push(Action::Uncertain(gate_entry.key.clone(), error))
+            }
+            ClaimEvent::Lost(reason) => self.lost(id, claim, reason, out),
+            ClaimEvent::Released { .. } => {}
+        }
+        self.settle(now, id, &mut None, out);
+    }
+
+    pub(super) fn lost(
+        &mut self,
+        id: GateId,
+        claim: ClaimId,
+        reason: LossReason,
+        out: &mut Actions,
+    ) {
+        let Some(gate_entry) =
+            self.gates.get_mut(id).filter(|gate_entry| gate_entry.gate.claim() == Some(claim))
+        else {
+            return;
+        };
+        let key = gate_entry.key.clone();
+        let holders = gate_entry.gate.ended();
+        let mut told = false;
+        for ticket in holders {
+            let Some(entry) = self.tickets.get_mut(ticket) else { continue };
+            let inside = [entry.nested.take(), Some(entry.gate).filter(|gate| *gate != id)];
+            match &mut entry.phase {
+                Phase::Admitted { token, revoked, .. } => {
+                    told |= revoked.is_none(); // else it was told before
+                    let reason = revoked.take().map_or_else(|| reason.clone(), |revoked| *revoked);
+                    entry.phase = Phase::Lost { token: *token, reason };
+                    out.push(Action::Wake(ticket));
+                }
+                Phase::Releasing => told |= reason != LossReason::Released,
+                _ => {}
+            }
+            for gate in inside.into_iter().flatten() {
+                self.refuse_all(gate, &Refusal::Lost, out);
+                self.gates.remove(gate);
+            }
+        }
+        if told {
+            out.push(Action::Lost(key, reason));
+        }
+    }
+
+    pub(super) fn refuse_all(&mut self, id: GateId, refusal: &Refusal, out: &mut Actions) {
+        while let Some(ticket) =
+            self.gates.get_mut(id).and_then(|gate_entry| gate_entry.gate.dismiss())
+        {
+            self.refuse(id, ticket, refusal.clone(), out);
+        }
+    }
+
+    fn refuse(&mut self, id: GateId, ticket: Ticket, refusal: Refusal, out: &mut Actions) {
+        self.no_longer_waits(id);
+        if let Some(entry) = self.tickets.get_mut(ticket) {
+            entry.phase = Phase::Refused(refusal);
+            out.push(Action::Wake(ticket));
+        }
+    }
+
+    pub(super) fn no_longer_waits(&mut self, id: GateId) {
+        self.waiting -= 1;
+        let Some(gate_entry) = self.gates.get_mut(id) else { return };
+        if gate_entry.gate.waiting() == 0 {
+            gate_entry.gate.alarm = Moment::NEVER;
+        }
+        if gate_entry.kind == Kind::Separate
+            && let EntryRef::Occupied(mut waiting) =
+                self.separate_waiters.entry_ref(&gate_entry.key)
+        {
+            *waiting.get_mut() -= 1;
+            if *waiting.get() == 0 {
+                waiting.remove();
+            }
+        }
+    }
+
+    /// Lets a gate do what it can.
+    pub(super) fn settle(
+        &mut self,
+        now: Moment,
+        id: GateId,
+        reply_to: &mut Option<Ticket>,
+        out: &mut Actions,
+    ) {
+        while let Some(gate_entry) = self.gates.get_mut(id) {
+            let keeper = &self.keeper;
+            let can_hand_over = |claim| keeper.can_hand_over(now, claim);
+            let view =
+                View { now, can_hand_over, limits: self.limits.handover, planted: self.planted };
+            match gate_entry.gate.next(view) {
+                Some(Step::Admit { ticket, token, handed_over }) => {
+                    self.admit(now, id, ticket, token, handed_over, out);
+                }
+                Some(Step::RefuseBusy { ticket }) => {
+                    let refusal = Refusal::Busy(self.in_the_way(id));
+                    self.refuse(id, ticket, refusal, out);
+                }
+                Some(Step::ClaimSeparately { waiter }) => {
+                    self.claim_separately(now, id, waiter, out)
+                }
+                Some(Step::Acquire { first, ttl, queue, tokens, instead_of }) => {
+                    let entry = &self.tickets[first];
+                    let request = ClaimRequest {
+                        gate: id,
+                        key: gate_entry.key.clone(),
+                        mode: entry.mode,
+                        ttl: Duration::from_nanos(ttl),
+                        queue,
+                        tokens,
+                        holder: entry.holder.clone(),
+                        instead_of,
+                    };
+                    let claim = self.keeper.acquire(now, request, out);
+                    gate_entry.gate.acquiring(claim);
+                    break;
+                }
+                Some(Step::Release { claim }) => {
+                    let ticket = reply_to.take();
+                    self.keeper.release(now, claim, Release::Now, ticket, out);
+                }
+                None => break,
+            }
+        }
+        self.close_gate_if_unused(id);
+    }
+
+    /// Gives a task that waits here a claim of its own.
+    fn claim_separately(&mut self, now: Moment, id: GateId, waiter: Waiter, out: &mut Actions) {
+        let key = self.gates[id].key.clone();
+        let waiting = self.separate_waiters.entry_ref(&key).or_default();
+        if *waiting >= self.limits.waiters {
+            let refusal = if waiter.attempt { Refusal::Busy(None) } else { Refusal::Overloaded };
+            return self.refuse(id, waiter.ticket, refusal, out);
+        }
+        *waiting += 1;
+        let mut gate = Gate::new();
+        gate.enqueue(waiter);
+        let own = self.gates.insert(GateEntry { gate, key, kind: Kind::Separate, obstacle: None });
+        self.tickets[waiter.ticket].gate = own;
+        self.settle(now, own, &mut None, out);
+        self.set_alarm(own, waiter.deadline);
+    }
+
+    /// Who is in the way: a task of this very process, or whom the backend named.
+    fn in_the_way(&self, id: GateId) -> Option<Arc<Holder>> {
+        let gate_entry = self.gates.get(id)?;
+        let tenant = gate_entry.gate.holders().first().and_then(|tenant| self.tickets.get(*tenant));
+        tenant.map(|tenant| tenant.holder.clone()).or_else(|| gate_entry.in_the_way())
+    }
+
+    fn admit(
+        &mut self,
+        now: Moment,
+        id: GateId,
+        ticket: Ticket,
+        token: u64,
+        handed_over: bool,
+        out: &mut Actions,
+    ) {
+        self.no_longer_waits(id);
+        let gate_entry = &self.gates[id];
+        let (claim, root) = match gate_entry.kind {
+            Kind::Nested { root, .. } => {
+                (self.gates.get(root).and_then(|gate_entry| gate_entry.gate.claim()), Some(root))
+            }
+            _ => (gate_entry.gate.claim(), None),
+        };
+        let (Some(claim), Some(entry)) = (claim, self.tickets.get_mut(ticket)) else { return };
+        let asked = std::mem::replace(&mut entry.since, now);
+        entry.phase = Phase::Admitted { claim, token, handed_over, asked, revoked: None };
+        out.push(Action::Wake(ticket));
+        let ends = entry.ends();
+        if ends < Moment::NEVER {
+            self.holds.set(ends, ticket);
+            let tickets = &self.tickets;
+            self.holds.tidy(tickets.len(), |_, ticket| tickets.contains_key(ticket));
+        }
+        if let Some(gate_entry) = root.and_then(|root| self.gates.get_mut(root)) {
+            gate_entry.gate.add_nested_holder(ticket);
+        }
+    }
+
+    fn close_gate_if_unused(&mut self, id: GateId) {
+        let Some(gate_entry) =
+            self.gates.get_mut(id).filter(|gate_entry| gate_entry.gate.is_unused())
+        else {
+            return;
+        };
+        match gate_entry.kind {
+            Kind::Separate => {}
+            Kind::Nested { parent, .. } => {
+                if let Some(parent) = self.tickets.get_mut(parent) {
+                    parent.nested = None;
+                }
+            }
+            Kind::Shared => {
+                gate_entry.gate.alarm = Moment::NEVER;
+                gate_entry.obstacle = None;
+                if self.unused != Some(id) {
+                    self.close_unused();
+                    self.unused = Some(id);
+                }
+                return;
+            }
+        }
+        self.gates.remove(id);
+    }
+
+    fn close_unused(&mut self) {
+        let Some(id) = self.unused.take() else { return };
+        if self.gates.get(id).is_some_and(|gate_entry| gate_entry.gate.is_unused())
+            && let Some(gate_entry) = self.gates.remove(id)
+        {
+            self.shared.remove(&gate_entry.key);
+        }
+    }
+}

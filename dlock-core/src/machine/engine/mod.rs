@@ -1,0 +1,525 @@
+//! Pure: gates and keeper put together. What happens goes in, what is to be done
+//! comes out as [`Action`]s; the driver or the simulation does it.
+//!
+//! A *ticket* is one task's interest in one key:
+//!
+//! ```text
+//!   Waiting --> Admitted --> Releasing --> ReleaseOutcome
+//!      |            |
+//!   Refused        Lost
+//! ```
+//!
+//! `W` is what the caller wants to remember with a ticket: wakers, a task's number.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slotmap::SlotMap;
+
+use self::gates::{GateEntry, Kind};
+use super::gate::{Gate, Waiter};
+use super::keeper::Keeper;
+use super::timers::Timers;
+use super::types::{
+    Action, Actions, CallId, ClaimId, GateId, Lane, LeaseStatus, Limits, LockRequest, Outcome,
+    Refusal, Ticket, TicketSnapshot, Wait,
+};
+use crate::claim::{Answer, Holder, LossReason, Mode, Notice, Owner, Release, ReleaseOutcome};
+use crate::clock::{Moment, nanos};
+use crate::collections::Map;
+use crate::error::Result;
+use crate::key::Key;
+use crate::planted_bug::{Bug, PlantedBug};
+
+mod gates;
+
+struct TicketEntry<W> {
+    gate: GateId,
+    mode: Mode,
+    since: Moment,
+    phase: Phase,
+    /// In nanoseconds.
+    max_hold: Option<NonZeroU64>,
+    holder: Arc<Holder>,
+    /// The gate of the tasks nested in this one.
+    nested: Option<GateId>,
+    payload: W,
+}
+
+impl<W> TicketEntry<W> {
+    /// When it was held for as long as it may be.
+    fn ends(&self) -> Moment {
+        let hold = |hold: NonZeroU64| self.since + Duration::from_nanos(hold.get());
+        self.max_hold.map_or(Moment::NEVER, hold)
+    }
+}
+
+enum Phase {
+    Waiting,
+    Refused(Refusal),
+    Admitted {
+        claim: ClaimId,
+        token: u64,
+        handed_over: bool,
+        /// Since when it had waited.
+        asked: Moment,
+        revoked: Option<Box<LossReason>>,
+    },
+    Lost {
+        token: u64,
+        reason: LossReason,
+    },
+    Releasing,
+    Released(Result<ReleaseOutcome>),
+}
+
+/// The machine of one process, or of a part of its keys.
+pub struct Engine<W> {
+    /// The gate of each key that tasks share.
+    shared: Map<Key, GateId>,
+    /// How many tasks wait for a key with claims of their own.
+    separate_waiters: Map<Key, usize>,
+    gates: SlotMap<GateId, GateEntry>,
+    tickets: SlotMap<Ticket, TicketEntry<W>>,
+    keeper: Keeper,
+    /// When a wait is over at a gate.
+    waits: Timers<GateId>,
+    /// When a hold is over.
+    holds: Timers<Ticket>,
+    /// How many tickets wait.
+    waiting: usize,
+    /// The shared gate that was unused last. It is kept until another one is, since
+    /// the same key is often wanted again at once.
+    unused: Option<GateId>,
+    limits: Limits,
+    closed: bool,
+    planted: PlantedBug,
+}
+
+impl<W> Engine<W> {
+    /// An empty machine. The seed makes its owners, so it must be random.
+    pub fn new(limits: Limits, seed: [u8; 32], planted: PlantedBug) -> Self {
+        Engine {
+            shared: Map::default(),
+            separate_waiters: Map::default(),
+            gates: SlotMap::with_key(),
+            tickets: SlotMap::with_key(),
+            keeper: Keeper::new(seed, planted),
+            waits: Timers::new(),
+            holds: Timers::new(),
+            waiting: 0,
+            unused: None,
+            limits,
+            closed: false,
+            planted,
+        }
+    }
+
+    /// A task wants a lock. What becomes of it is told by [`Engine::outcome`].
+    ///
+    /// # Errors
+    /// At once when nobody may queue any more.
+    pub fn enqueue(
+        &mut self,
+        now: Moment,
+        request: LockRequest<'_>,
+        payload: W,
+        out: &mut Actions,
+    ) -> Result<Ticket, Refusal> {
+        // What is nested is no new claim: a body that has its grace may go on.
+        if self.closed && !matches!(request.lane, Lane::Nested(_)) {
+            return Err(Refusal::ShuttingDown);
+        }
+        let full =
+            if request.wait == Wait::Try { Refusal::Busy(None) } else { Refusal::Overloaded };
+        let gate = match request.lane {
+            Lane::Shared => match self.shared.get(request.key) {
+                Some(gate) => {
+                    let gate_entry = &mut self.gates[*gate];
+                    if gate_entry.gate.is_unused() && !gate_entry.key.is_same(request.key) {
+                        gate_entry.key = request.key.clone(); // it may be shown under another name now
+                    }
+                    *gate
+                }
+                None => {
+                    let gate = self.open_gate(Gate::new(), &request, Kind::Shared);
+                    self.shared.insert(request.key.clone(), gate);
+                    gate
+                }
+            },
+            Lane::Separate => {
+                let waiting = self.separate_waiters.entry_ref(request.key).or_default();
+                if *waiting >= self.limits.waiters {
+                    return Err(full);
+                }
+                *waiting += 1;
+                self.open_gate(Gate::new(), &request, Kind::Separate)
+            }
+            Lane::Nested(parent) => self.nested_gate(parent, &request).ok_or(Refusal::Lost)?,
+        };
+        if self.gates[gate].gate.waiting() >= self.limits.waiters {
+            return Err(full);
+        }
+        self.waiting += 1;
+        let ticket = self.tickets.insert(TicketEntry {
+            gate,
+            mode: request.mode,
+            since: now,
+            phase: Phase::Waiting,
+            max_hold: request.max_hold.and_then(|hold| NonZeroU64::new(nanos(hold))),
+            holder: request.holder,
+            nested: None,
+            payload,
+        });
+        let (attempt, deadline) = match request.wait {
+            Wait::Try => (true, Moment::NEVER),
+            Wait::Until(deadline) => (false, deadline),
+            Wait::For(wait) => (false, now + wait),
+        };
+        let gate_entry = &mut self.gates[gate];
+        gate_entry.gate.enqueue(Waiter {
+            ticket,
+            mode: request.mode,
+            ttl: nanos(request.ttl),
+            attempt,
+            deadline,
+        });
+        if !attempt && let Some(claim) = gate_entry.gate.acquiring_claim() {
+            self.keeper.join_queue(claim);
+        }
+        self.settle(now, gate, &mut None, out);
+        self.set_alarm(gate, deadline);
+        Ok(ticket)
+    }
+
+    /// What became of a ticket. A refused one is void afterwards.
+    pub fn outcome(&mut self, ticket: Ticket) -> Outcome {
+        let Some(entry) = self.tickets.get(ticket) else { return Outcome::Waiting };
+        match &entry.phase {
+            Phase::Waiting => Outcome::Waiting,
+            Phase::Refused(refusal) => {
+                let refusal = refusal.clone();
+                self.tickets.remove(ticket);
+                Outcome::Refused(refusal)
+            }
+            Phase::Admitted { token, handed_over, asked, .. } => Outcome::Admitted {
+                token: *token,
+                handed_over: *handed_over,
+                waited: entry.since.since(*asked),
+                since: entry.since,
+            },
+            // Lost before anybody looked: the guard will say so.
+            Phase::Lost { token, .. } => Outcome::Admitted {
+                token: *token,
+                handed_over: false,
+                waited: Duration::ZERO,
+                since: entry.since,
+            },
+            Phase::Releasing | Phase::Released(_) => Outcome::Waiting,
+        }
+    }
+
+    /// How an admitted ticket stands.
+    pub fn status(&self, now: Moment, ticket: Ticket) -> LeaseStatus {
+        let Some(entry) = self.tickets.get(ticket) else {
+            return LeaseStatus::Lost(LossReason::Forgotten);
+        };
+        match &entry.phase {
+            Phase::Admitted { revoked: Some(reason), .. } => {
+                LeaseStatus::Lost(LossReason::clone(reason))
+            }
+            Phase::Lost { reason, .. } => LeaseStatus::Lost(reason.clone()),
+            Phase::Admitted { claim, .. } => {
+                let (deadline, certain) =
+                    self.keeper.status(*claim).unwrap_or((Moment::default(), false));
+                let ends = entry.ends();
+                if now >= ends {
+                    LeaseStatus::Lost(LossReason::MaxHold)
+                } else if now >= deadline {
+                    LeaseStatus::Lost(LossReason::Deadline)
+                } else {
+                    LeaseStatus::Held { until: deadline.min(ends), certain }
+                }
+            }
+            _ => LeaseStatus::Lost(LossReason::Forgotten),
+        }
+    }
+
+    /// For how long the holder of a ticket has had it.
+    pub fn held_for(&self, now: Moment, ticket: Ticket) -> Duration {
+        self.tickets.get(ticket).map_or(Duration::ZERO, |entry| now.since(entry.since))
+    }
+
+    /// The caller's own of a ticket.
+    pub fn payload_mut(&mut self, ticket: Ticket) -> Option<&mut W> {
+        self.tickets.get_mut(ticket).map(|entry| &mut entry.payload)
+    }
+
+    /// The task gave up waiting, or its guard was dropped. Gives back what the
+    /// caller remembered with the ticket.
+    pub fn forget(&mut self, now: Moment, ticket: Ticket, out: &mut Actions) -> Option<W> {
+        let entry = self.tickets.get(ticket)?;
+        let gate = entry.gate;
+        match entry.phase {
+            Phase::Waiting => {
+                if self.gates.get_mut(gate).is_some_and(|gate_entry| gate_entry.gate.cancel(ticket))
+                {
+                    self.no_longer_waits(gate);
+                }
+                self.settle(now, gate, &mut None, out);
+            }
+            Phase::Admitted { .. } => self.end_hold(now, ticket, &mut None, out),
+            _ => {}
+        }
+        self.tickets.remove(ticket).map(|entry| entry.payload)
+    }
+
+    /// A guard is released and wants to know what came of it: see [`Engine::released`].
+    pub fn release(&mut self, now: Moment, ticket: Ticket, how: Release, out: &mut Actions) {
+        let Some(entry) = self.tickets.get(ticket) else { return };
+        let Phase::Admitted { claim, .. } = entry.phase else {
+            return self.set_released(ticket, Ok(ReleaseOutcome::AlreadyLost), out);
+        };
+        let held = match self.status(now, ticket) {
+            LeaseStatus::Held { .. } => ReleaseOutcome::Released,
+            LeaseStatus::Lost(_) => ReleaseOutcome::AlreadyLost,
+        };
+        let gate = self.tickets[ticket].gate;
+        let nested = self.root_of(gate) != gate; // what is nested gives nothing back
+        let lease = self.keeper.status(claim);
+        if let Release::After(_) = how
+            && lease.is_some_and(|(deadline, _)| now < deadline)
+            && !nested
+        {
+            // Ends the lease whoever waits here, who asks anew, or is nested in it.
+            // Also for one whose holder was told that it is over: the key is ours yet.
+            self.tickets[ticket].phase = Phase::Releasing;
+            self.lost(gate, claim, LossReason::Released, out);
+            let reply_to = Some(ticket).filter(|_| held == ReleaseOutcome::Released);
+            self.keeper.release(now, claim, how, reply_to, out);
+            if reply_to.is_none() {
+                self.set_released(ticket, Ok(held), out);
+            }
+            return self.settle(now, gate, &mut None, out);
+        }
+        let mut reply_to = Some(ticket).filter(|_| held == ReleaseOutcome::Released);
+        let lost = reply_to.is_none();
+        self.end_hold(now, ticket, &mut reply_to, out);
+        if lost || reply_to.is_some() {
+            // Lost before, or the lease goes on in other hands.
+            self.set_released(ticket, Ok(held), out);
+        }
+    }
+
+    fn set_released(&mut self, ticket: Ticket, outcome: Result<ReleaseOutcome>, out: &mut Actions) {
+        if let Some(entry) = self.tickets.get_mut(ticket) {
+            entry.phase = Phase::Released(outcome);
+            out.push(Action::Wake(ticket));
+        }
+    }
+
+    /// What came of a release; the ticket is void afterwards.
+    pub fn released(&mut self, ticket: Ticket) -> Option<Result<ReleaseOutcome>> {
+        let Some(entry) = self.tickets.get(ticket) else {
+            return Some(Ok(ReleaseOutcome::AlreadyLost));
+        };
+        let Phase::Released(outcome) = &entry.phase else { return None };
+        let outcome = outcome.clone();
+        self.tickets.remove(ticket);
+        Some(outcome)
+    }
+
+    /// A tenant leaves. `reply_to` is taken if the lease is released with it.
+    fn end_hold(
+        &mut self,
+        now: Moment,
+        ticket: Ticket,
+        reply_to: &mut Option<Ticket>,
+        out: &mut Actions,
+    ) {
+        let Some(entry) = self.tickets.get_mut(ticket) else { return };
+        let Phase::Admitted { claim, .. } = entry.phase else { return };
+        let gate = entry.gate;
+        entry.phase = Phase::Releasing;
+        if !self.planted.is(Bug::HandoverIgnoresDeadline)
+            && let Some(event) = self.keeper.expire(now, claim, out)
+        {
+            self.on_claim_event(now, claim, self.root_of(gate), event, out);
+        }
+        let Some(gate_entry) = self.gates.get_mut(gate) else { return };
+        gate_entry.gate.remove_holder(ticket);
+        if let Kind::Nested { root, .. } = gate_entry.kind {
+            self.settle(now, gate, &mut None, out);
+            if let Some(gate_entry) = self.gates.get_mut(root) {
+                gate_entry.gate.remove_holder(ticket);
+            }
+            self.settle(now, root, &mut None, out);
+            self.stop_if_all_revoked(root, claim);
+        } else {
+            self.settle(now, gate, reply_to, out);
+            self.stop_if_all_revoked(gate, claim);
+        }
+    }
+
+    /// A lease whose holders were all told that it is over is not renewed.
+    fn stop_if_all_revoked(&mut self, id: GateId, claim: ClaimId) {
+        let Some(gate_entry) = self.gates.get(id) else { return };
+        let mut holders =
+            gate_entry.gate.holders().iter().filter_map(|tenant| self.tickets.get(*tenant));
+        let revoked = |entry: &TicketEntry<W>| {
+            matches!(entry.phase, Phase::Admitted { revoked: Some(_), .. })
+        };
+        if gate_entry.gate.claim() == Some(claim)
+            && !gate_entry.gate.holders().is_empty()
+            && holders.all(revoked)
+        {
+            self.keeper.stop_renewing(claim);
+        }
+    }
+
+    /// The only tenant of an exclusive lease goes on as a reader, with the token
+    /// that is answered.
+    pub fn downgrade(&mut self, now: Moment, ticket: Ticket, out: &mut Actions) -> Option<u64> {
+        if let LeaseStatus::Lost(_) = self.status(now, ticket) {
+            return None;
+        }
+        let entry = self.tickets.get_mut(ticket)?;
+        let gate = entry.gate;
+        let Phase::Admitted { claim, token, .. } = &mut entry.phase else { return None };
+        let claim = *claim;
+        if entry.mode != Mode::Exclusive {
+            return Some(*token);
+        }
+        *token = self.gates.get_mut(gate)?.gate.downgrade()?;
+        entry.mode = Mode::Shared;
+        let token = *token;
+        self.keeper.downgrade(now, claim, out);
+        self.settle(now, gate, &mut None, out);
+        Some(token)
+    }
+
+    /// The backend answered.
+    pub fn reply(&mut self, now: Moment, call: CallId, answer: Answer, out: &mut Actions) {
+        if let Some((claim, gate, event)) = self.keeper.reply(now, call, answer, out) {
+            self.on_claim_event(now, claim, gate, event, out);
+        }
+    }
+
+    /// The backend tells something unasked.
+    pub fn notice(&mut self, now: Moment, owner: Owner, notice: Notice, out: &mut Actions) {
+        if let Some((claim, gate, event)) = self.keeper.notice(now, owner, notice, out) {
+            self.on_claim_event(now, claim, gate, event, out);
+        }
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, now: Moment, out: &mut Actions) {
+        while let Some(due) = self.keeper.due(now, out) {
+            if let Some((claim, gate, event)) = due {
+                self.on_claim_event(now, claim, gate, event, out);
+            }
+        }
+        while let Some((at, gate)) = self.waits.take_due(now) {
+            self.wait_over(now, gate, at, out);
+        }
+        while let Some((_, ticket)) = self.holds.take_due(now) {
+            let due = self.tickets.get(ticket).is_some_and(|entry| entry.ends() <= now);
+            if due {
+                self.revoke(ticket, LossReason::MaxHold, out);
+            }
+        }
+    }
+
+    /// When [`Engine::tick`] has something to do.
+    pub fn next_due(&self) -> Moment {
+        self.keeper.next_due().min(self.waits.next()).min(self.holds.next())
+    }
+
+    /// Takes no new claims; who waits is refused.
+    pub fn close(&mut self, now: Moment, out: &mut Actions) {
+        self.closed = true;
+        for id in self.gates.keys().collect::<Vec<_>>() {
+            self.refuse_all(id, &Refusal::ShuttingDown, out);
+            self.settle(now, id, &mut None, out);
+        }
+    }
+
+    /// Tells every holder that it is over. Their leases are released when they
+    /// let go, or else end by themselves.
+    pub fn revoke_all(&mut self, out: &mut Actions) {
+        for ticket in self.tickets.keys().collect::<Vec<_>>() {
+            self.revoke(ticket, LossReason::Shutdown, out);
+        }
+    }
+
+    fn revoke(&mut self, ticket: Ticket, reason: LossReason, out: &mut Actions) {
+        let Some(entry) = self.tickets.get_mut(ticket) else { return };
+        let Phase::Admitted { claim, revoked, .. } = &mut entry.phase else { return };
+        if revoked.is_some() {
+            return;
+        }
+        let claim = *claim;
+        *revoked = Some(Box::new(reason.clone()));
+        out.push(Action::Wake(ticket));
+        let gate = entry.gate;
+        let root = self.root_of(gate);
+        let Some(gate_entry) = self.gates.get(root) else { return };
+        out.push(Action::Lost(gate_entry.key.clone(), reason));
+        self.stop_if_all_revoked(root, claim);
+    }
+
+    /// An admitted ticket may be held for this much longer.
+    pub fn limit_hold(&mut self, now: Moment, ticket: Ticket, hold: Duration) {
+        let Some(entry) = self.tickets.get_mut(ticket) else { return };
+        entry.max_hold = NonZeroU64::new(nanos(now.since(entry.since).saturating_add(hold)));
+        self.holds.set(entry.ends(), ticket);
+    }
+
+    /// What this process holds and waits for.
+    pub fn snapshot(&self, now: Moment) -> Vec<TicketSnapshot> {
+        let seen = |(ticket, entry): (Ticket, &TicketEntry<W>)| {
+            let standing = match entry.phase {
+                Phase::Waiting => None,
+                Phase::Admitted { token, .. } => Some((token, self.status(now, ticket))),
+                _ => return None,
+            };
+            let key = self.gates.get(entry.gate)?.key.clone();
+            let holder = entry.holder.clone();
+            Some(TicketSnapshot { key, mode: entry.mode, since: entry.since, standing, holder })
+        };
+        self.tickets.iter().filter_map(seen).collect()
+    }
+
+    /// Whether nothing is held, waited for or owed.
+    pub fn is_idle(&self) -> bool {
+        self.tickets.is_empty()
+            && self.gates.len() <= 1
+            && self.gates.values().all(|gate_entry| gate_entry.gate.is_unused())
+            && self.shared.len() == self.gates.len()
+            && self.separate_waiters.is_empty()
+            && self.keeper.is_empty()
+    }
+
+    /// Whether no release is owed to the backend.
+    pub fn owes_nothing(&self) -> bool {
+        self.keeper.owes_nothing()
+    }
+
+    /// How many tickets are admitted, whether or not anybody has looked yet.
+    pub fn admitted(&self) -> usize {
+        let admitted = |entry: &&TicketEntry<W>| {
+            matches!(entry.phase, Phase::Admitted { .. } | Phase::Lost { .. })
+        };
+        self.tickets.values().filter(admitted).count()
+    }
+}
+
+impl<W> std::fmt::Debug for Engine<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("tickets", &self.tickets.len())
+            .field("gates", &self.gates.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,437 @@
+//! Pure: the tasks of this process that want one key.
+//!
+//! Tasks queue here, first in first out, and one claim goes out for all of them.
+//!
+//! ```text
+//!            LockRequest                  granted
+//!   Vacant ------->  Asking  ---------------->  Held  --- Admit --> a tenant
+//!     ^                |  nobody waits any more   |  last tenant left:
+//!     |<--- Leave -----+                          |   - next one fits: Admit (hand-over, no network)
+//!     |<------------- Leave: nobody waits --------+   - it does not:   LockRequest instead of this lease
+//!     |<------------- lost ----------------------/
+//! ```
+//!
+//! A hand-over is allowed if the lease is fit (held for certain, with half its
+//! term left), is of the mode and ttl that the next task wants, has tokens left,
+//! and the held is neither too long nor too often handed over. Otherwise one
+//! call gives the lease up and asks anew, behind whoever waits elsewhere.
+//!
+//! Readers that come while readers are inside join them under the same
+//! conditions, unless a writer waits here (first in, first out) or somebody
+//! waits elsewhere. One that may not join goes *apart*, with a claim of its own,
+//! and the backend decides.
+//!
+//! A gate *inside* a lease serves the tasks nested in one tenant: it never asks
+//! nor leaves, it only lets them in one after the other.
+//!
+//! Invariants: the holders are one exclusive task or any number of shared ones;
+//! each admission of an exclusive tenant uses a token of its own, rising; nobody
+//! is admitted on a lease that is not held.
+//!
+//! The gate decides one [`Step`] at a time; the engine carries it out and asks
+//! again until there is none.
+
+use smallvec::SmallVec;
+
+use super::types::{ClaimId, HandoverLimits, Ticket};
+use crate::claim::{Grant, Mode};
+use crate::clock::Moment;
+use crate::collections::LazyQueue;
+use crate::planted_bug::{Bug, PlantedBug};
+
+/// A task in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) ticket: Ticket,
+    pub(crate) mode: Mode,
+    /// In nanoseconds, as is every ttl here.
+    pub(crate) ttl: u64,
+    /// Wants an answer now rather than to wait.
+    pub(crate) attempt: bool,
+    /// When it gives up.
+    pub(crate) deadline: Moment,
+}
+
+/// What is to be done next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Admit {
+        ticket: Ticket,
+        token: u64,
+        handed_over: bool,
+    },
+    RefuseBusy {
+        ticket: Ticket,
+    },
+    /// This one is to have a claim of its own.
+    ClaimSeparately {
+        waiter: Waiter,
+    },
+    Acquire {
+        first: Ticket,
+        ttl: u64,
+        queue: bool,
+        tokens: u32,
+        instead_of: Option<ClaimId>,
+    },
+    Release {
+        claim: ClaimId,
+    },
+}
+
+/// The queue; the first in it costs no allocation.
+#[derive(Debug, Default)]
+struct Waitlist {
+    first: Option<Waiter>,
+    rest: LazyQueue<Waiter>,
+}
+
+impl Waitlist {
+    fn push_back(&mut self, waiter: Waiter) {
+        if self.first.is_none() {
+            self.first = Some(waiter);
+        } else {
+            self.rest.push_back(waiter);
+        }
+    }
+
+    fn front(&self) -> Option<&Waiter> {
+        self.first.as_ref()
+    }
+
+    fn remove(&mut self, place: usize) -> Option<Waiter> {
+        match place.checked_sub(1) {
+            Some(place) => self.rest.remove(place),
+            None => std::mem::replace(&mut self.first, self.rest.pop_front()),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Waiter> {
+        self.first.iter().chain(self.rest.iter())
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.rest.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Gate {
+    waitlist: Waitlist,
+    attempts: usize,
+    holders: SmallVec<[Ticket; 1]>,
+    lease: Lease,
+    /// The earliest deadline that an alarm is set for.
+    pub(crate) alarm: Moment,
+}
+
+#[derive(Debug)]
+enum Lease {
+    Vacant,
+    Acquiring { claim: ClaimId, queued: bool },
+    Held(HeldLease),
+    Nested { token: u64, shared: bool },
+}
+
+#[derive(Debug)]
+struct HeldLease {
+    claim: ClaimId,
+    mode: Mode,
+    ttl: u64,
+    /// The token of the holders inside, or the first one before any was.
+    token: u64,
+    last_token: u64,
+    since: Moment,
+    admissions: u32,
+    others_wait: bool,
+}
+
+/// What the gate must know to decide.
+#[derive(Clone, Copy)]
+pub(crate) struct View<F> {
+    pub(crate) now: Moment,
+    /// Whether a lease is held for certain, with half its term left.
+    pub(crate) can_hand_over: F,
+    pub(crate) limits: HandoverLimits,
+    pub(crate) planted: PlantedBug,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Self {
+        Gate {
+            waitlist: Waitlist::default(),
+            attempts: 0,
+            holders: SmallVec::new(),
+            lease: Lease::Vacant,
+            alarm: Moment::NEVER,
+        }
+    }
+
+    /// A gate for the tasks nested in a tenant that has this token.
+    pub(crate) fn nested(token: u64) -> Self {
+        Gate { lease: Lease::Nested { token, shared: false }, ..Gate::new() }
+    }
+
+    pub(crate) fn enqueue(&mut self, waiter: Waiter) {
+        self.attempts += usize::from(waiter.attempt);
+        self.waitlist.push_back(waiter);
+    }
+
+    /// Takes a task out of the queue; false if it is not in it.
+    pub(crate) fn cancel(&mut self, ticket: Ticket) -> bool {
+        let place = self.waitlist.iter().position(|waiter| waiter.ticket == ticket);
+        place.is_some_and(|place| self.remove(place).is_some())
+    }
+
+    fn remove(&mut self, place: usize) -> Option<Waiter> {
+        let waiter = self.waitlist.remove(place)?;
+        self.attempts -= usize::from(waiter.attempt);
+        Some(waiter)
+    }
+
+    /// Takes out one task whose wait is over.
+    pub(crate) fn overdue(&mut self, now: Moment) -> Option<Ticket> {
+        let place = self.waitlist.iter().position(|waiter| waiter.deadline <= now)?;
+        self.remove(place).map(|waiter| waiter.ticket)
+    }
+
+    /// Takes out any one task that waits.
+    pub(crate) fn dismiss(&mut self) -> Option<Ticket> {
+        self.remove(0).map(|waiter| waiter.ticket)
+    }
+
+    /// Takes out one task that wanted an answer at once.
+    pub(crate) fn dismiss_attempt(&mut self) -> Option<Ticket> {
+        if self.attempts == 0 {
+            return None;
+        }
+        let place = self.waitlist.iter().position(|waiter| waiter.attempt)?;
+        self.remove(place).map(|waiter| waiter.ticket)
+    }
+
+    pub(crate) fn earliest_deadline(&self) -> Moment {
+        self.waitlist.iter().map(|waiter| waiter.deadline).min().unwrap_or(Moment::NEVER)
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waitlist.len()
+    }
+
+    /// A claim went out for the first in the queue.
+    pub(crate) fn acquiring(&mut self, claim: ClaimId) {
+        self.lease = Lease::Acquiring { claim, queued: false };
+    }
+
+    /// The claim stands in the backend's queue.
+    pub(crate) fn queued(&mut self) {
+        if let Lease::Acquiring { queued, .. } = &mut self.lease {
+            *queued = true;
+        }
+    }
+
+    pub(crate) fn granted(&mut self, now: Moment, mode: Mode, ttl: u64, grant: Grant) {
+        if let Lease::Acquiring { claim, .. } = self.lease {
+            self.lease = Lease::Held(HeldLease {
+                claim,
+                mode,
+                ttl,
+                token: grant.first,
+                last_token: grant.first + u64::from(grant.count.max(1)) - 1,
+                since: now,
+                admissions: 0,
+                others_wait: false,
+            });
+        }
+    }
+
+    /// The claim came to nothing, or the lease ended: the holders are out.
+    pub(crate) fn ended(&mut self) -> SmallVec<[Ticket; 1]> {
+        self.lease = Lease::Vacant;
+        std::mem::take(&mut self.holders)
+    }
+
+    /// Somebody waits elsewhere.
+    pub(crate) fn set_others_wait(&mut self) {
+        if let Lease::Held(held) = &mut self.lease {
+            held.others_wait = true;
+        }
+    }
+
+    /// A task nested in a tenant of this gate's lease keeps the lease too.
+    pub(crate) fn add_nested_holder(&mut self, ticket: Ticket) {
+        self.holders.push(ticket);
+    }
+
+    /// A tenant is done.
+    pub(crate) fn remove_holder(&mut self, ticket: Ticket) {
+        self.holders.retain(|holder| *holder != ticket);
+    }
+
+    /// The only tenant goes on as a reader, with this token.
+    pub(crate) fn downgrade(&mut self) -> Option<u64> {
+        let Lease::Held(held) = &mut self.lease else { return None };
+        // Something exclusive may be nested in it, and the backend may have given
+        // fewer tokens than it was asked for.
+        if self.holders.len() > 1 || held.token >= held.last_token {
+            return None;
+        }
+        if held.mode == Mode::Exclusive {
+            held.mode = Mode::Shared;
+            held.token += 1;
+        }
+        Some(held.token)
+    }
+
+    pub(crate) fn claim(&self) -> Option<ClaimId> {
+        match &self.lease {
+            Lease::Vacant | Lease::Nested { .. } => None,
+            Lease::Acquiring { claim, .. } => Some(*claim),
+            Lease::Held(held) => Some(held.claim),
+        }
+    }
+
+    /// The claim that was not answered yet.
+    pub(crate) fn acquiring_claim(&self) -> Option<ClaimId> {
+        match &self.lease {
+            Lease::Acquiring { claim, .. } => Some(*claim),
+            _ => None,
+        }
+    }
+
+    /// Whether the backend has not event yet who is in the way.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(self.lease, Lease::Acquiring { queued: false, .. })
+    }
+
+    pub(crate) fn holders(&self) -> &[Ticket] {
+        &self.holders
+    }
+
+    pub(crate) fn is_unused(&self) -> bool {
+        self.waitlist.is_empty()
+            && self.holders.is_empty()
+            && matches!(self.lease, Lease::Vacant | Lease::Nested { .. })
+    }
+
+    /// What is to be done next; `None` when there is nothing.
+    pub(crate) fn next<F: Fn(ClaimId) -> bool>(&mut self, view: View<F>) -> Option<Step> {
+        match &mut self.lease {
+            Lease::Vacant => {
+                let first = *self.waitlist.front()?;
+                Some(self.acquire(first, None, view.limits))
+            }
+            Lease::Acquiring { claim, queued } => {
+                if self.waitlist.is_empty() {
+                    let claim = *claim;
+                    self.lease = Lease::Vacant;
+                    return Some(Step::Release { claim });
+                }
+                if *queued { self.refuse_attempt() } else { None }
+            }
+            Lease::Nested { token, shared } => {
+                let token = *token;
+                let first = self.waitlist.front();
+                let enters = first.is_some_and(|first| {
+                    self.holders.is_empty() || (*shared && first.mode == Mode::Shared)
+                });
+                if !enters {
+                    return self.refuse_attempt();
+                }
+                *shared = first.is_some_and(|first| first.mode == Mode::Shared);
+                self.admit(token, true)
+            }
+            Lease::Held(held) if self.holders.is_empty() => {
+                let claim = held.claim;
+                let Some(first) = self.waitlist.front() else {
+                    self.lease = Lease::Vacant;
+                    return Some(Step::Release { claim });
+                };
+                if !held.serves(first, &view) {
+                    let first = *first;
+                    return Some(self.acquire(first, Some(claim), view.limits));
+                }
+                let handed_over = held.admissions > 0;
+                held.admissions += 1;
+                held.token += u64::from(handed_over);
+                let token = held.token;
+                self.admit(token, handed_over)
+            }
+            Lease::Held(held) => {
+                let token = held.token;
+                let reads = held.mode == Mode::Shared;
+                match self.waitlist.front() {
+                    Some(first) if reads && first.mode == Mode::Shared => {
+                        if held.joined_by(first, &view) {
+                            return self.admit(token, true);
+                        }
+                        self.remove(0).map(|waiter| Step::ClaimSeparately { waiter })
+                    }
+                    _ => self.refuse_attempt(),
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, token: u64, handed_over: bool) -> Option<Step> {
+        let ticket = self.remove(0)?.ticket;
+        self.holders.push(ticket);
+        Some(Step::Admit { ticket, token, handed_over })
+    }
+
+    fn refuse_attempt(&mut self) -> Option<Step> {
+        self.dismiss_attempt().map(|ticket| Step::RefuseBusy { ticket })
+    }
+
+    fn acquire(
+        &mut self,
+        first: Waiter,
+        instead_of: Option<ClaimId>,
+        limits: HandoverLimits,
+    ) -> Step {
+        let waiting = u32::try_from(self.waitlist.len()).unwrap_or(u32::MAX);
+        Step::Acquire {
+            first: first.ticket,
+            ttl: first.ttl,
+            queue: self.attempts < self.waitlist.len(),
+            // Enough for the queue as it is and some company; no more than that,
+            // to keep a key's counter behind the server's clock.
+            tokens: waiting.saturating_mul(2).saturating_add(6).min(limits.count.saturating_add(2)),
+            instead_of,
+        }
+    }
+}
+
+impl HeldLease {
+    fn is_over<F>(&self, view: &View<F>) -> bool {
+        view.now.since(self.since) >= view.limits.time
+    }
+
+    fn suits(&self, next: &Waiter) -> bool {
+        next.mode == self.mode && next.ttl == self.ttl
+    }
+
+    fn serves<F: Fn(ClaimId) -> bool>(&self, next: &Waiter, view: &View<F>) -> bool {
+        if !self.suits(next) {
+            return false;
+        }
+        if self.admissions == 0 {
+            return true;
+        }
+        // The last token is kept for a downgrade.
+        let token_left = self.token + 1 < self.last_token
+            || (self.mode == Mode::Shared && self.token < self.last_token);
+        let fit = (view.can_hand_over)(self.claim) || view.planted.is(Bug::HandoverIgnoresDeadline);
+        fit && token_left && self.admissions <= view.limits.count && !self.is_over(view)
+    }
+
+    fn joined_by<F: Fn(ClaimId) -> bool>(&self, next: &Waiter, view: &View<F>) -> bool {
+        self.suits(next)
+            && (view.can_hand_over)(self.claim)
+            && !self.others_wait
+            && !self.is_over(view)
+    }
+}

@@ -1,0 +1,120 @@
+//! Pure: one claim, from the first asking to the last release.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Answer, LOOK, SETTLE, margin};
+use crate::claim::Claim;
+use crate::clock::Moment;
+use crate::error::ErrorKind;
+use crate::machine::types::{GateId, Ticket};
+
+#[derive(Debug)]
+pub(super) struct TrackedClaim {
+    pub(super) claim: Arc<Claim>,
+    pub(super) gate: GateId,
+    pub(super) phase: Phase,
+    pub(super) in_flight: Option<InFlight>,
+    pub(super) seq: u32,
+    pub(super) deadline: Moment,
+    /// How long the lease lasts from the request that `deadline` counts from, in
+    /// nanoseconds.
+    pub(super) term: u64,
+    pub(super) due: Moment,
+    pub(super) failures: u32,
+    pub(super) doubt: InDoubt,
+    /// How long the key stays taken after the release.
+    pub(super) stays: Option<Box<Duration>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Acquiring,
+    Queued,
+    Held { certain: bool, renewing: bool },
+    Releasing { give_up: Moment, reply_to: Option<Ticket>, told: bool },
+}
+
+/// Until when an acquire that was never answered may still arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InDoubt(pub(super) Moment);
+
+impl InDoubt {
+    pub(super) const NONE: InDoubt = InDoubt(Moment::from_nanos(0));
+    /// Nothing was answered since. Once the backend answers again it is known
+    /// when it will have read what came before.
+    pub(super) const OPEN: InDoubt = InDoubt(Moment::NEVER);
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InFlight {
+    pub(super) sent: Moment,
+    pub(super) acquire: bool,
+}
+
+impl TrackedClaim {
+    pub(super) fn new(claim: Claim, gate: GateId) -> Self {
+        TrackedClaim {
+            claim: Arc::new(claim),
+            gate,
+            phase: Phase::Acquiring,
+            in_flight: None,
+            seq: 0,
+            deadline: Moment::NEVER,
+            term: 0,
+            due: Moment::NEVER,
+            failures: 0,
+            doubt: InDoubt::NONE,
+            stays: None,
+        }
+    }
+
+    /// When its release is no longer worth trying: the lease has ended by then.
+    pub(super) fn gives_up(&self, now: Moment) -> Moment {
+        let ttl = self.claim.ttl;
+        now + ttl + margin(ttl) + LOOK
+    }
+
+    /// The lease that this claim was to take the place of, leaving by itself:
+    /// the call that was to give it up may never be applied.
+    pub(super) fn owed_instead(&self, now: Moment) -> Option<TrackedClaim> {
+        let owner = self.claim.instead_of?;
+        let claim = Claim { owner, instead_of: None, ..Claim::clone(&self.claim) };
+        let mut tracked = TrackedClaim::new(claim, self.gate);
+        let give_up = self.gives_up(now);
+        tracked.phase = Phase::Releasing { give_up, reply_to: None, told: true };
+        Some(tracked)
+    }
+
+    /// The lease that this claim takes the place of is given up for sure.
+    pub(super) fn given_up(&mut self) {
+        if self.claim.instead_of.is_some() {
+            Arc::make_mut(&mut self.claim).instead_of = None;
+        }
+    }
+
+    pub(super) fn awaits_acquire(&self) -> bool {
+        self.in_flight.is_some_and(|in_flight| in_flight.acquire)
+    }
+
+    pub(super) fn is_in_doubt(&self, now: Moment) -> bool {
+        now < self.doubt.0
+    }
+
+    pub(super) fn count_doubt(&mut self, now: Moment, answer: &Answer) {
+        let error = match answer {
+            Answer::Acquire(Err(error)) => {
+                if error.kind() == ErrorKind::Unknown {
+                    self.doubt = InDoubt::OPEN;
+                }
+                return;
+            }
+            Answer::Renew(Err(error)) | Answer::Release(Err(error)) => Some(error.kind()),
+            _ => None,
+        };
+        let silent = matches!(error, Some(ErrorKind::Unknown | ErrorKind::Unavailable));
+        if self.doubt == InDoubt::OPEN && !silent {
+            self.doubt = InDoubt(now + SETTLE.min(self.claim.ttl));
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Bugs on purpose. A checker that never fails proves nothing, so the
+//! simulation switches on one of these and must find it.
+
+/// One planted bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "each is explained where it is planted")]
+pub enum Bug {
+    ReleaseWithoutOwnerCheck,
+    LeaseCountedFromReply,
+    OneShotRenewal,
+    KeeperStopsAfterError,
+    HandoverCountedFromReceipt,
+    HandoverIgnoresDeadline,
+    ReleaseOvertakesAcquire,
+    LostWakeup,
+    TokensRestart,
+    DeadWaitersStay,
+    ReadersAdmitWriter,
+    CancelForgetsGrant,
+    UnfencedWrite,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 13] = [
+        Bug::ReleaseWithoutOwnerCheck,
+        Bug::LeaseCountedFromReply,
+        Bug::OneShotRenewal,
+        Bug::KeeperStopsAfterError,
+        Bug::HandoverCountedFromReceipt,
+        Bug::HandoverIgnoresDeadline,
+        Bug::ReleaseOvertakesAcquire,
+        Bug::LostWakeup,
+        Bug::TokensRestart,
+        Bug::DeadWaitersStay,
+        Bug::ReadersAdmitWriter,
+        Bug::CancelForgetsGrant,
+        Bug::UnfencedWrite,
+    ];
+}
+
+/// The bug planted in a machine. Outside the simulation there is no way to set
+/// one, and asking costs nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlantedBug {
+    #[cfg(feature = "simulation")]
+    bug: Option<Bug>,
+}
+
+impl PlantedBug {
+    /// A machine with this bug.
+    #[cfg(feature = "simulation")]
+    pub fn with(bug: Option<Bug>) -> Self {
+        PlantedBug { bug }
+    }
+
+    #[cfg(feature = "simulation")]
+    pub(crate) fn is(self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    #[cfg(not(feature = "simulation"))]
+    pub(crate) const fn is(self, _: Bug) -> bool {
+        false
+    }
+}
