@@ -115,6 +115,6 @@ mod tests {
     fn names_are_inside_the_namespace() {
         let config = Config::from_url("redis://localhost?namespace=shop").unwrap();
         let names = super::names(&config, "run", 2).unwrap();
-        assert_eq!(names, ["dlock:1:{shop:run:0}:i", "dlock:1:{shop:run:1}:i"]);
+        assert_eq!(names, ["dlock:2:{shop:run:0}:i", "dlock:2:{shop:run:1}:i"]);
     }
 }

@@ -94,7 +94,7 @@ fn a_namespace_is_taken_literally() {
     let mut holder = on(&server.url()).args(kept).spawn().expect("dlock can be run");
     let keys = || server.cli(&["--raw", "KEYS", "*}:l"]);
     until("it is held", || !keys().is_empty());
-    assert_eq!(keys(), "dlock:1:{shop:k}:l");
+    assert_eq!(keys(), "dlock:2:{shop:k}:l");
     // What the command line says wins over a variable.
     let mut ls = on(&server.url());
     let seen =

@@ -68,7 +68,7 @@ fn what_a_killed_sale_leaves_has_an_end() {
         sale.kill().expect("killed");
         sale.wait().expect("its end");
         for key in keys(&server) {
-            assert!(key.starts_with("dlock:1:{default:"), "{key}");
+            assert!(key.starts_with("dlock:2:{default:"), "{key}");
             assert!(ends_in(&key) > 0, "{key} stays for ever");
         }
         server.cli(&["FLUSHALL"]);

@@ -344,7 +344,7 @@ async fn a_missing_right_is_told_at_open() {
             assert_eq!(error.kind(), ErrorKind::Denied, "{right}: {error}");
         }
     }
-    assert_eq!(server.cli(&["EXISTS", "dlock:1:{default:another}:i"]), "0", "nothing was made");
+    assert_eq!(server.cli(&["EXISTS", "dlock:2:{default:another}:i"]), "0", "nothing was made");
 }
 
 /// What gives memory back goes through when there is none.

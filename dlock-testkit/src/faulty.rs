@@ -135,8 +135,13 @@ impl<B: Backend> Backend for Faulty<B> {
         self.call(Operation::List, || self.inner.list(prefix, cursor), Err)
     }
 
-    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
-        self.call(Operation::Break, || self.inner.break_lock(key, by), Err)
+    fn break_lock<'a>(
+        &'a self,
+        key: &'a Key,
+        by: &'a Holder,
+        delay: Duration,
+    ) -> Call<'a, Result<usize>> {
+        self.call(Operation::Break, move || self.inner.break_lock(key, by, delay), Err)
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {

@@ -75,8 +75,13 @@ impl Backend for Careless {
     fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>> {
         self.0.list(prefix, cursor)
     }
-    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
-        self.0.break_lock(key, by)
+    fn break_lock<'a>(
+        &'a self,
+        key: &'a Key,
+        by: &'a Holder,
+        delay: Duration,
+    ) -> Call<'a, Result<usize>> {
+        self.0.break_lock(key, by, delay)
     }
     fn ping(&self) -> Call<'_, Result<()>> {
         self.0.ping()

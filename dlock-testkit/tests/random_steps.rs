@@ -197,7 +197,7 @@ impl Play {
                 6 if self.random.random_ratio(1, 10) => {
                     let (key, by) = (Key::new("k").expect("a key"), self.holder.clone());
                     let mut sent = Vec::new();
-                    self.queue.break_lock(self.now, &key, &by, &mut sent);
+                    self.queue.break_lock(self.now, &key, &by, Duration::ZERO, &mut sent);
                     self.tell(sent);
                 }
                 7 => {

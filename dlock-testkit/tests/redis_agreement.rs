@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use dlock::backend::memory::lock_table::{LockTable, SentNotice};
 use dlock::backend::redis::Redis;
-use dlock::backend::{AcquireOutcome, Claim, Moment, Notice, Owner, Release, RenewOutcome};
+use dlock::backend::{
+    AcquireOutcome, Answer, Claim, Moment, Notice, Owner, Release, RenewOutcome, Request,
+};
 use dlock::backend::{Backend as _, KeyState, Listener};
 use dlock::machine::PlantedBug;
 use dlock::{Holder, Key, Mode};
@@ -110,25 +112,7 @@ impl Round {
             0..10 => {
                 let ours = self.model.acquire(self.now, &claim, &mut self.sent);
                 let theirs = self.redis.acquire(&claim).await.expect("an answer");
-                match (&ours, &theirs) {
-                    (AcquireOutcome::Granted(our), AcquireOutcome::Granted(their)) => {
-                        self.tokens.push((our.first, their.first));
-                    }
-                    (
-                        AcquireOutcome::Busy { holder: our },
-                        AcquireOutcome::Busy { holder: their },
-                    ) => {
-                        assert_eq!(name(our), name(their));
-                    }
-                    (
-                        AcquireOutcome::Queued { holder: our, free_in: our_in },
-                        AcquireOutcome::Queued { holder: their, free_in: their_in },
-                    ) => {
-                        assert_eq!(name(our), name(their));
-                        assert_eq!(our_in.is_some(), their_in.is_some());
-                    }
-                    _ => panic!("{claim:?}: {ours:?}, but the server says {theirs:?}"),
-                }
+                self.compare_acquired(&claim, &ours, &theirs);
             }
             10..14 => {
                 let mut lease = claim;
@@ -137,7 +121,8 @@ impl Round {
                 }
                 let ours = self.model.renew(self.now, &lease, &mut self.sent);
                 let theirs = self.redis.renew(&[Arc::new(lease)]).await;
-                let theirs: Vec<RenewOutcome> = theirs.into_iter().map(|it| it.expect("one")).collect();
+                let theirs: Vec<RenewOutcome> =
+                    theirs.into_iter().map(|it| it.expect("one")).collect();
                 assert_eq!(theirs, [ours]);
             }
             14..19 => {
@@ -152,10 +137,72 @@ impl Round {
             }
             _ => {
                 let by = self.holder("operator".into());
-                let ours = self.model.break_lock(self.now, &self.key, &by, &mut self.sent);
-                let theirs = self.redis.break_lock(&self.key, &by).await.expect("an answer");
+                let delay = if self.random.random() { SHORT } else { Duration::ZERO };
+                let ours = self.model.break_lock(self.now, &self.key, &by, delay, &mut self.sent);
+                let theirs = self.redis.break_lock(&self.key, &by, delay).await.expect("an answer");
                 assert_eq!(ours, theirs);
             }
+        }
+    }
+
+    /// Several calls on the key at once: they are answered as if made one by one.
+    async fn combined(&mut self) {
+        let calls = self.random.random_range(2..12);
+        let requests: Vec<Request> = (0..calls)
+            .map(|_| {
+                let claim = Arc::new(self.claim());
+                match self.random.random_range(0..4) {
+                    0 | 1 => Request::Acquire(claim),
+                    2 => Request::Renew(claim),
+                    _ => Request::Release(claim, Release::Now),
+                }
+            })
+            .collect();
+        let theirs = self.redis.combined(&requests).await;
+        assert_eq!(theirs.len(), requests.len());
+        for (request, theirs) in requests.iter().zip(theirs) {
+            match (request, theirs) {
+                (Request::Acquire(claim), Answer::Acquire(theirs)) => {
+                    let ours = self.model.acquire(self.now, claim, &mut self.sent);
+                    self.compare_acquired(claim, &ours, &theirs.expect("an answer"));
+                }
+                (Request::Renew(lease), Answer::Renew(theirs)) => {
+                    let ours = self.model.renew(self.now, lease, &mut self.sent);
+                    assert_eq!(ours, theirs.expect("an answer"));
+                }
+                (Request::Release(lease, how), Answer::Release(theirs)) => {
+                    let ours = self.model.release(self.now, lease, *how, &mut self.sent);
+                    assert_eq!(ours, theirs.expect("an answer"));
+                }
+                (request, theirs) => panic!("{request:?} is answered with {theirs:?}"),
+            }
+        }
+    }
+
+    fn compare_acquired(&mut self, claim: &Claim, ours: &AcquireOutcome, theirs: &AcquireOutcome) {
+        match (ours, theirs) {
+            (AcquireOutcome::Granted(our), AcquireOutcome::Granted(their)) => {
+                self.tokens.push((our.first, their.first));
+            }
+            (AcquireOutcome::Busy { holder: our }, AcquireOutcome::Busy { holder: their }) => {
+                self.compare_holders(our, their);
+            }
+            (
+                AcquireOutcome::Queued { holder: our, free_in: our_in },
+                AcquireOutcome::Queued { holder: their, free_in: their_in },
+            ) => {
+                self.compare_holders(our, their);
+                assert_eq!(our_in.is_some(), their_in.is_some());
+            }
+            _ => panic!("{claim:?}: {ours:?}, but the server says {theirs:?}"),
+        }
+    }
+
+    /// Of several holders either may name another one.
+    fn compare_holders(&self, our: &Option<Arc<Holder>>, their: &Option<Arc<Holder>>) {
+        assert_eq!(our.is_some(), their.is_some());
+        if self.model.inspect(self.now, &self.key).holders.len() == 1 {
+            assert_eq!(name(our), name(their));
         }
     }
 
@@ -171,6 +218,10 @@ impl Round {
         }
         let heard = std::mem::take(&mut *self.heard.0.lock().expect("notices"));
         assert_eq!(heard.len(), self.sent.len());
+        // Who is told first of those whose lock is broken does not matter.
+        let mut heard = heard;
+        heard.sort_by_key(|(owner, _)| *owner);
+        self.sent.sort_by_key(|sent| sent.owner);
         for (our, (owner, their)) in self.sent.drain(..).zip(heard) {
             assert_eq!(our.owner, owner);
             match (our.notice, their) {
@@ -191,7 +242,11 @@ impl Round {
 
     async fn block(&mut self) {
         for _ in 0..OPERATIONS {
-            self.operation().await;
+            if self.random.random_bool(0.2) {
+                self.combined().await;
+            } else {
+                self.operation().await;
+            }
         }
         self.compare().await;
     }
@@ -224,8 +279,11 @@ fn name(holder: &Option<Arc<Holder>>) -> Option<&str> {
 type Shape<'a> = (Vec<(&'a str, Mode)>, Vec<(&'a str, Mode)>, Option<&'a str>);
 
 fn shape(state: &KeyState) -> Shape<'_> {
+    let mut holders: Vec<_> =
+        state.holders.iter().map(|held| (held.holder.name.as_str(), held.mode)).collect();
+    holders.sort_by_key(|(name, mode)| (mode.is_permits(), *name));
     (
-        state.holders.iter().map(|held| (held.holder.name.as_str(), held.mode)).collect(),
+        holders,
         state.waiters.iter().map(|waiter| (waiter.holder.name.as_str(), waiter.mode)).collect(),
         state.broken_by.as_deref(),
     )

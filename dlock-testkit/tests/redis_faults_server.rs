@@ -353,14 +353,14 @@ async fn row_15_an_unreachable_server_is_told() {
 async fn keys_of_another_type_or_layout_are_told() {
     let Some(server) = RedisServer::start() else { return };
     let client = impatient(&server.url());
-    server.cli(&["LPUSH", "dlock:1:{test:refused}:l", "x"]);
+    server.cli(&["LPUSH", "dlock:2:{test:refused}:l", "x"]);
     refused(&client, ErrorKind::Config, "another namespace").await;
-    server.cli(&["DEL", "dlock:1:{test:refused}:l"]);
-    server.cli(&["SET", "dlock:1:{test:refused}:l", "x"]);
+    server.cli(&["DEL", "dlock:2:{test:refused}:l"]);
+    server.cli(&["SET", "dlock:2:{test:refused}:l", "x"]);
     refused(&client, ErrorKind::Config, "version").await;
     let error = client.inspect("refused").await.expect_err("unreadable");
     told(&error, ErrorKind::Config, "version");
-    server.cli(&["DEL", "dlock:1:{test:refused}:l"]);
+    server.cli(&["DEL", "dlock:2:{test:refused}:l"]);
     recovered(&client).await;
     drop(client);
     server.assert_nothing_left().await;

@@ -83,8 +83,8 @@ async fn calls_in_flight_are_combined() {
     let Some(server) = RedisServer::start() else { return };
     let client = server.client();
     let _ = client.mutex("first").lock().await.expect("the lock").release().await;
-    server.cli(&["SET", "dlock:1:{default:key-7}:q", "no list"]);
-    server.cli(&["HSET", "dlock:1:{default:key-9}:l", "no", "string"]);
+    server.cli(&["SET", "dlock:2:{default:key-7}:q", "no list"]);
+    server.cli(&["HSET", "dlock:2:{default:key-9}:l", "no", "string"]);
     server.cli(&["CONFIG", "RESETSTAT"]);
     let tasks: Vec<_> = (0..TASKS)
         .map(|n| {
@@ -105,7 +105,7 @@ async fn calls_in_flight_are_combined() {
     let runs: usize = runs.and_then(|it| it.split(',').next()?.parse().ok()).expect("runs");
     println!("{} calls in {runs} runs", 2 * TASKS);
     assert!(runs < TASKS, "{} calls in {runs} runs", 2 * TASKS);
-    server.cli(&["DEL", "dlock:1:{default:key-7}:q", "dlock:1:{default:key-9}:l"]);
+    server.cli(&["DEL", "dlock:2:{default:key-7}:q", "dlock:2:{default:key-9}:l"]);
     drop(client);
     server.assert_nothing_left().await;
 }

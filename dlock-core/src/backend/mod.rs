@@ -183,9 +183,15 @@ pub trait Backend: Send + Sync + 'static {
     /// Some of the keys in use that start with `prefix`, from `cursor` on.
     fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>>;
 
-    /// Takes the lock from whoever holds it and tells them. Answers how many
-    /// holders there were.
-    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>>;
+    /// Takes the lock from whoever holds it and tells them. The key stays taken for
+    /// `delay`, so that they hear of it before somebody else is let in. Answers how
+    /// many holders there were.
+    fn break_lock<'a>(
+        &'a self,
+        key: &'a Key,
+        by: &'a Holder,
+        delay: Duration,
+    ) -> Call<'a, Result<usize>>;
 
     /// Whether the backend answers.
     fn ping(&self) -> Call<'_, Result<()>>;
@@ -235,8 +241,13 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         (**self).list(prefix, cursor)
     }
 
-    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
-        (**self).break_lock(key, by)
+    fn break_lock<'a>(
+        &'a self,
+        key: &'a Key,
+        by: &'a Holder,
+        delay: Duration,
+    ) -> Call<'a, Result<usize>> {
+        (**self).break_lock(key, by, delay)
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {

@@ -179,7 +179,7 @@ impl Dlock {
         let core = &self.handle.core;
         let (backend, asked, by) =
             (core.backend().clone(), key.clone(), self.handle.holder.clone());
-        let breaking = async move { backend.break_lock(&asked, &by).await };
+        let breaking = async move { backend.break_lock(&asked, &by, BREAK_DELAY).await };
         core.ask(Operation::Break, breaking).await.map_err(|error| error.on(&key))
     }
 
@@ -321,6 +321,9 @@ impl Dlock {
         }
     }
 }
+
+/// How long a broken lock stays taken, so that its holder hears of it first.
+const BREAK_DELAY: Duration = Duration::from_millis(500);
 
 /// How long guards have to let go after they were told.
 const LET_GO: Duration = Duration::from_secs(1);

@@ -263,6 +263,7 @@ impl LockTable {
         now: Moment,
         key: &Key,
         by: &Holder,
+        delay: Duration,
         out: &mut Vec<SentNotice>,
     ) -> usize {
         let minting = self.minting(now);
@@ -271,15 +272,19 @@ impl LockTable {
             let Some(lock) = space.get_mut(key) else { continue };
             lock.expire(now);
             count += lock.holders.len();
-            for held in lock.holders.drain(..).filter(|held| !held.parked) {
+            lock.holders.retain(|held| !held.parked);
+            for held in &mut lock.holders {
                 out.push(SentNotice {
                     client: held.holder.client,
                     key: key.clone(),
                     owner: held.owner,
                     notice: Notice::Lost(LossReason::Broken { by: by.to_string() }),
                 });
+                held.parked = true;
+                held.expires = held.expires.min(now + delay);
             }
-            lock.soonest = Moment::NEVER;
+            lock.holders.retain(|held| held.expires > now);
+            lock.count_soonest();
             lock.settle(minting, key, out);
         }
         if count > 0 {
@@ -512,6 +517,10 @@ impl Lock {
     }
 
     fn add(&mut self, held: Held) {
+        // What the same owner parked before is nobody's from now on.
+        for parked in self.holders.iter_mut().filter(|other| other.owner == held.owner) {
+            parked.owner = Owner::from_bits(0);
+        }
         self.soonest = self.soonest.min(held.expires);
         self.holders.push(held);
     }

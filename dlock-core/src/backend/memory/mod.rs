@@ -7,7 +7,7 @@
 pub mod lock_table;
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -169,8 +169,13 @@ impl Backend for Memory {
         Call::answered(Ok(self.run(|table, now, _| table.list(now, prefix, &cursor))))
     }
 
-    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
-        Call::answered(Ok(self.run(|table, now, sent| table.break_lock(now, key, by, sent))))
+    fn break_lock<'a>(
+        &'a self,
+        key: &'a Key,
+        by: &'a Holder,
+        delay: Duration,
+    ) -> Call<'a, Result<usize>> {
+        Call::answered(Ok(self.run(|table, now, sent| table.break_lock(now, key, by, delay, sent))))
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {

@@ -1,4 +1,4 @@
-//! How keys, holders and waiters are written; the other half is `lua/common.lua`.
+//! How keys, holders and waiters are written; the other half is `lua/state.lua`.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::clock::Moment;
 use crate::key::Key;
 
 /// Part of every key, so that another layout never meets this one.
-const START: &str = "dlock:1:";
+const START: &str = "dlock:2:";
 
 /// The names of the keys of one namespace.
 #[derive(Clone, Debug)]
@@ -37,6 +37,14 @@ impl Names {
         into.push_str(&self.start);
         escape(key.as_str(), into);
         into.push_str(if permits { "}:p" } else { "}:l" });
+    }
+
+    /// Where it is remembered who broke a key.
+    pub(super) fn broken(&self, key: &Key) -> String {
+        let mut name = self.state(key, false);
+        name.pop();
+        name.push('b');
+        name
     }
 
     /// A pattern for `SCAN`: the keys that start so.
@@ -111,14 +119,14 @@ fn owner_of(text: &str) -> Option<Owner> {
     u128::from_str_radix(text, 16).ok().map(Owner::from_bits)
 }
 
-/// The start of the record of a lease, up to its tokens.
+/// The owner and the terms of a lease.
 pub(super) fn write_head(claim: &Claim, into: &mut String) {
     write_mark(claim.owner, into);
     match claim.mode {
-        Mode::Exclusive => into.push_str("\tx\t0\t0\t"),
-        Mode::Shared => into.push_str("\ts\t0\t0\t"),
+        Mode::Exclusive => into.push_str("\tx\t0\t0"),
+        Mode::Shared => into.push_str("\ts\t0\t0"),
         Mode::Permits { count, of } => {
-            let _ = write!(into, "\tp\t{count}\t{of}\t"); // a String takes everything
+            let _ = write!(into, "\tp\t{count}\t{of}"); // a String takes everything
         }
     }
 }
@@ -132,10 +140,9 @@ pub(super) fn write_mark(owner: Owner, into: &mut String) {
     }
 }
 
-/// The end of a record: when it ends and whether it is parked, neither of which is
-/// known of a lone holder, the holder's channel and who it is.
+/// The end of a record: the channel of the holder's client, and who the holder is.
 pub(super) fn tail(channel: &str, holder: &Holder) -> String {
-    format!("\t0\t0\t{channel}\t{}", info(holder))
+    format!("\t{channel}\t{}", info(holder))
 }
 
 /// Whether a claim is to queue, for how long, and when it was sent.
@@ -190,12 +197,19 @@ pub(super) fn holder(json: &str) -> Option<Arc<Holder>> {
     Some(Arc::new(Holder { client: 0, name, host, pid, tags }))
 }
 
-pub(super) fn holder_state(now: u64, record: &str) -> Option<HolderState> {
-    let fields: Vec<&str> = record.splitn(11, '\t').collect();
-    let [_, letter, take, of, first, _, since, expires, _, _, json] = fields[..] else {
+/// The holders in the answer of `inspect`, the longest first.
+pub(super) fn holder_states(now: u64, records: &[String]) -> Vec<HolderState> {
+    let mut holders: Vec<_> = records.iter().filter_map(|it| holder_state(now, it)).collect();
+    holders.sort_by_key(|it| (it.mode.is_permits(), it.token, std::cmp::Reverse(it.held_for)));
+    holders
+}
+
+fn holder_state(now: u64, record: &str) -> Option<HolderState> {
+    let fields: Vec<&str> = record.splitn(10, '\t').collect();
+    let [expires, _, letter, count, of, first, _, since, _, json] = fields[..] else {
         return None;
     };
-    let mode = mode_of(letter, take, of)?;
+    let mode = mode_of(letter, count, of)?;
     Some(HolderState {
         holder: holder(json)?,
         mode,
@@ -205,14 +219,22 @@ pub(super) fn holder_state(now: u64, record: &str) -> Option<HolderState> {
     })
 }
 
-pub(super) fn waiter_state(now: u64, waiter: &str) -> Option<WaiterState> {
-    let fields: Vec<&str> = waiter.splitn(10, '\t').collect();
-    let [letter, take, of, _, since, _, _, _, _, json] = fields[..] else { return None };
-    Some(WaiterState {
+/// The waiters in the answer of `inspect`, in the order of their places.
+pub(super) fn waiter_states(now: u64, records: &[String]) -> Vec<WaiterState> {
+    let mut waiters: Vec<_> = records.iter().filter_map(|it| waiter_state(now, it)).collect();
+    waiters.sort_by_key(|(place, it)| (it.mode.is_permits(), *place));
+    waiters.into_iter().map(|(_, waiter)| waiter).collect()
+}
+
+fn waiter_state(now: u64, record: &str) -> Option<(u64, WaiterState)> {
+    let fields: Vec<&str> = record.splitn(11, '\t').collect();
+    let [_, _, place, since, _, _, letter, count, of, _, json] = fields[..] else { return None };
+    let waiter = WaiterState {
         holder: holder(json)?,
-        mode: mode_of(letter, take, of)?,
+        mode: mode_of(letter, count, of)?,
         waiting_for: Duration::from_micros(now.saturating_sub(since.parse().ok()?)),
-    })
+    };
+    Some((place.parse().ok()?, waiter))
 }
 
 #[cfg(test)]
@@ -231,8 +253,8 @@ mod tests {
                 assert_eq!(name.matches('}').count(), 1, "one hash tag: {name}");
             }
         }
-        assert_eq!(names.state(&Key::new("a").unwrap(), false), "dlock:1:{shop:a}:l");
-        assert!(Names::new("sho").key_of("dlock:1:{shop:a}:l").is_none());
+        assert_eq!(names.state(&Key::new("a").unwrap(), false), "dlock:2:{shop:a}:l");
+        assert!(Names::new("sho").key_of("dlock:2:{shop:a}:l").is_none());
     }
 
     #[test]
@@ -249,12 +271,12 @@ mod tests {
     fn notices_are_read() {
         let names = Names::new("shop");
         let owner = Owner::from_bits(7);
-        let text = format!("g\t{owner}\tdlock:1:{{shop:a}}:l\t41\t3\t18446744073709551615");
+        let text = format!("g\t{owner}\tdlock:2:{{shop:a}}:l\t41\t3\t18446744073709551615");
         let (key, whose, notice) = names.notice(&text).unwrap();
         assert_eq!((key.as_str(), whose), ("a", owner));
         let grant = Grant { first: 41, count: 3 };
         assert_eq!(notice, Notice::Granted { grant, sent: Moment::NEVER });
-        let text = format!("b\t{owner}\tdlock:1:{{shop:a}}:p\tan operator\twith a tab");
+        let text = format!("b\t{owner}\tdlock:2:{{shop:a}}:p\tan operator\twith a tab");
         let (_, _, notice) = names.notice(&text).unwrap();
         let by = "an operator\twith a tab".to_owned();
         assert_eq!(notice, Notice::Lost(LossReason::Broken { by }));

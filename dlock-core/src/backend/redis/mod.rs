@@ -1,7 +1,7 @@
 //! Locks in Redis 6.2 or newer, or Valkey.
 //!
 //! Every operation is one Lua script on the server, by the server's clock; see
-//! `lua/common.lua` for what is stored. A client has two connections: one for
+//! `lua/state.lua` for what is stored. A client has two connections: one for
 //! commands, and one on which it hears that a lock was handed to it or broken.
 //! Both are made when first needed, in the runtime that makes the call, and made
 //! anew when they break.
@@ -22,6 +22,7 @@ mod scripts;
 mod server_check;
 
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::Value;
@@ -218,7 +219,7 @@ impl Redis {
         let from = if cursor.0.is_empty() { "0".to_owned() } else { cursor.0 };
         let mut command = redis::cmd("SCAN");
         command.arg(from).arg("MATCH").arg(self.names.pattern(prefix));
-        command.arg("COUNT").arg(SCANNED).arg("TYPE").arg("string");
+        command.arg("COUNT").arg(SCANNED);
         let answer = self.link.command(Operation::List, &command).await?;
         let unreadable = || errors::unreadable(Operation::List);
         let (next, names): (String, Vec<Vec<u8>>) =
@@ -229,10 +230,11 @@ impl Redis {
         Ok(Page { keys: keys.collect(), next })
     }
 
-    /// A run of a script on a key as a lock and as a semaphore.
-    fn on_both(&self, code: &'static Code, key: &Key) -> Run {
-        let mut run = code.on(2);
+    /// A run of a script on a key as a lock and as a semaphore, and on who broke it.
+    fn on_all(&self, code: &'static Code, key: &Key) -> Run {
+        let mut run = code.on(3);
         run.arg(self.names.state(key, false)).arg(self.names.state(key, true));
+        run.arg(self.names.broken(key));
         run
     }
 }
@@ -290,14 +292,14 @@ impl Backend for Redis {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
         Call::new(async move {
-            let run = self.on_both(&self.scripts.inspect, key);
+            let run = self.on_all(&self.scripts.inspect, key);
             let answer = self.link.run(Operation::Inspect, &run).await?;
             let unreadable = || errors::unreadable(Operation::Inspect);
             let (now, broken, holders, waiters): (u64, String, Vec<String>, Vec<String>) =
                 redis::from_redis_value(answer).map_err(|_| unreadable())?;
             Ok(KeyState {
-                holders: holders.iter().filter_map(|it| codec::holder_state(now, it)).collect(),
-                waiters: waiters.iter().filter_map(|it| codec::waiter_state(now, it)).collect(),
+                holders: codec::holder_states(now, &holders),
+                waiters: codec::waiter_states(now, &waiters),
                 broken_by: (!broken.is_empty()).then_some(broken),
             })
         })
@@ -307,10 +309,15 @@ impl Backend for Redis {
         Call::new(self.scan(prefix, cursor))
     }
 
-    fn break_lock<'a>(&'a self, key: &'a Key, by: &'a Holder) -> Call<'a, Result<usize>> {
+    fn break_lock<'a>(
+        &'a self,
+        key: &'a Key,
+        by: &'a Holder,
+        delay: Duration,
+    ) -> Call<'a, Result<usize>> {
         Call::new(async move {
-            let mut run = self.on_both(&self.scripts.break_lock, key);
-            run.arg(by.to_string()).arg(BREAKS_KEPT);
+            let mut run = self.on_all(&self.scripts.break_lock, key);
+            run.arg(by.to_string()).arg(BREAKS_KEPT).arg(codec::micros(delay));
             let answer = self.link.run(Operation::Break, &run).await?;
             redis::from_redis_value(answer).map_err(|_| errors::unreadable(Operation::Break))
         })
@@ -343,7 +350,7 @@ fn attempt(answer: &Value, tokens: u32) -> Option<AcquireOutcome> {
         "b" => Some(AcquireOutcome::Busy { holder: holder() }),
         "q" => {
             let free_in = u64::try_from(number(fields.get(2)?)?).ok();
-            let free_in = free_in.map(std::time::Duration::from_micros);
+            let free_in = free_in.map(Duration::from_micros);
             Some(AcquireOutcome::Queued { holder: holder(), free_in })
         }
         _ => None,

@@ -8,9 +8,9 @@ macro_rules! parts {
     ($($file:literal),*) => { concat!($(include_str!(concat!("lua/", $file, ".lua"))),*) };
 }
 
-const CALLS: &str = parts!("mint", "calls_first", "common", "calls");
-const BREAK: &str = parts!("mint", "common", "break");
-const INSPECT: &str = parts!("mint", "common", "inspect");
+const CALLS: &str = parts!("numbers", "calls_first", "state", "calls");
+const BREAK: &str = parts!("numbers", "state", "break");
+const INSPECT: &str = parts!("numbers", "state", "inspect");
 
 /// The scripts with their digests.
 pub(super) struct Scripts {

@@ -1,16 +1,44 @@
--- calls, on keys that others hold or wait for, or that stay taken.
+-- calls, the second part: on keys that several hold or wait for, or that stay taken.
 
 local now = clock()
 local second = {}
 
+-- One of the holders, as JSON, for people.
+local function somebody(state)
+  if state.lone then
+    return state.lone.info
+  end
+  local record
+  if state.holders > 0 then
+    record = state.known ~= '' and get(state, 'h' .. state.known)
+    if not record then
+      local found = call('HSCAN', state.key, '0', 'COUNT', '16')[2]
+      for i = 1, #found, 2 do
+        if sub(found[i], 1, 1) == 'h' then
+          record = found[i + 1]
+          break
+        end
+      end
+    end
+  end
+  return record and match(record, string.rep('[^\t]*\t', 9) .. '(.*)$') or ''
+end
+
 function second.a(key, at, instead_of)
-  local owner, mode, take, of = parse_head(ARGV[at])
-  local channel, info = string.match(ARGV[at + 1], '^\t0\t0\t([^\t]*)\t(.*)$')
-  local ttl, tokens = ARGV[at + 2] * 1000, tonumber(ARGV[at + 3])
-  local queue, patience, sent = string.match(ARGV[at + 4], '^(%d)\t(%d+)\t(%d+)$')
-  local state = load(key, now)
+  local owner = sub(ARGV[at], 2, 33)
+  local ttl, wanted = ARGV[at + 2] * 1000, tonumber(ARGV[at + 3])
+  local queue, patience, sent = match(ARGV[at + 4], '^(%d)\t(%d+)\t(%d+)$')
+  local state = load(key, now, owner)
   if instead_of then
-    remove(state, instead_of)
+    local held = lease_of(state, instead_of)
+    if held then
+      remove_holder(state, held)
+    else
+      local waiter = waiter_of(state, instead_of)
+      if waiter then
+        remove_waiter(state, waiter)
+      end
+    end
   end
 
   local function finish(reply)
@@ -19,110 +47,101 @@ function second.a(key, at, instead_of)
     return reply
   end
 
-  local held = held_by(state, owner)
+  local held = lease_of(state, owner)
   if held then
-    held.expires = now + ttl
-    return finish({ 'g', held.first, held.count })
+    prolong(state, held, now + ttl)
+    return finish({ 'g', held.first, held.tokens })
   end
 
-  local place = state.queued and redis.call('HGET', key .. 'w', owner)
-  local asking = place and parse_waiter(owner, place)
-  if asking and now >= asking.asked + asking.patience then
-    remove(state, owner)
-    asking = nil
+  local waiter = waiter_of(state, owner)
+  if waiter and not is_alive(state, waiter) then
+    remove_waiter(state, waiter)
+    waiter = nil
   end
-  local waits = not not asking
-  asking = asking or { mode = mode, take = take, of = of, tokens = tokens, since = now,
-    channel = channel, info = info }
-  asking.asked, asking.patience, asking.sent = now, tonumber(patience), sent
-
-  local function keep_asking()
-    redis.call('HSET', key .. 'w', owner, write_waiter(asking))
-    state.waits_until = math.max(state.waits_until, now + asking.patience)
-    local lasts = math.ceil((state.waits_until - now) / 1000) + 1
-    redis.call('PEXPIRE', key .. 'q', lasts)
-    redis.call('PEXPIRE', key .. 'w', lasts)
-  end
-
-  if waits then
-    keep_asking()
+  if waiter then
+    waiter.asked, waiter.patience, waiter.sent = now, tonumber(patience), sent
+    set_waiter(state, waiter)
   end
   settle(state)
 
   -- Settling may just have given it to this very claim: then this reply says so,
   -- with a whole ttl, and no notice is needed.
-  held = held_by(state, owner)
-  if held then
-    held.expires = now + ttl
-    return finish({ 'g', held.first, held.count })
-  end
-
-  if not state.queued and fits(state, mode, take, of) then
-    local token, count = mint_for(state, mode, tokens)
-    state.holders[#state.holders + 1] = {
-      owner = owner, mode = mode, take = take, of = of, first = token, count = count,
-      since = now, expires = now + ttl, parked = false, channel = asking.channel, info = asking.info,
-    }
-    return finish({ 'g', token, count })
-  end
-
-  local holder = state.holders[1] and state.holders[1].info or ''
-  if queue ~= '1' then
-    return finish({ 'b', holder })
-  end
-  if not waits then
-    redis.call('RPUSH', key .. 'q', owner)
-    state.queued = true
-    keep_asking()
-  end
-  local free_in = -1
-  for _, other in ipairs(state.holders) do
-    local left = other.expires - now
-    if free_in < 0 or left < free_in then
-      free_in = left
+  if waiter then
+    held = lease_of(state, owner)
+    if held then
+      prolong(state, held, now + ttl)
+      return finish({ 'g', held.first, held.tokens })
     end
   end
-  return finish({ 'q', holder, free_in })
+
+  local mode, count, capacity = match(ARGV[at], '\t(%a)\t(%d+)\t(%d+)$', 34)
+  local channel, info = match(ARGV[at + 1], '^\t([^\t]*)\t(.*)$')
+  count, capacity = tonumber(count), tonumber(capacity)
+  if state.waiters == 0 and fits(state, mode, count, capacity) then
+    local first, tokens = 0, 0
+    if wanted > 0 then
+      first, tokens = mint(state.last, now, wanted)
+      state.last = first + tokens - 1
+    end
+    add_holder(state, {
+      owner = owner, expires = now + ttl, parked = false, mode = mode, count = count,
+      capacity = text(capacity), first = first, tokens = tokens, since = text(now),
+      channel = channel, info = info,
+    })
+    return finish({ 'g', first, tokens })
+  end
+
+  if queue ~= '1' then
+    return finish({ 'b', somebody(state) })
+  end
+  if not waiter then
+    add_waiter(state, {
+      owner = owner, asked = now, patience = tonumber(patience), since = text(now),
+      tokens = wanted, sent = sent, mode = mode, count = count, capacity = capacity,
+      channel = channel, info = info,
+    })
+  end
+  local free_in = state.holders > 0 and math.max(0, state.soonest - now) or -1
+  return finish({ 'q', somebody(state), free_in })
 end
 
 function second.i(key, at)
-  return second.a(key, at, owner_of(ARGV[at + 5]))
+  return second.a(key, at, sub(ARGV[at + 5], 2))
 end
 
 function second.r(key, at)
-  local state = load(key, now)
-  local owner, mode = parse_head(ARGV[at])
-  local held = held_by(state, owner)
-  local reply = 0
-  if held then
-    held.expires = now + ARGV[at + 1] * 1000
-    if held.mode == 'x' then
-      held.mode = mode -- an old renewal must not turn it back
-    end
-    settle(state)
-    reply = front(state) and 2 or 1
+  local owner, mode = sub(ARGV[at], 2, 33), sub(ARGV[at], 35, 35)
+  local state = load(key, now, owner)
+  local held = lease_of(state, owner)
+  if not held then
+    conclude(state)
+    return 0
   end
+  if held.mode == 'x' and mode ~= 'x' then -- an old renewal must not turn it back
+    held.mode, state.exclusive = mode, state.exclusive - 1
+  end
+  prolong(state, held, now + ARGV[at + 1] * 1000)
   conclude(state)
-  return reply
+  return state.waiters > 0 and 2 or 1
 end
 
 function second.x(key, at, stays)
-  local owner = owner_of(ARGV[at])
-  local state = load(key, now)
-  local reply = 0
-  for _, held in ipairs(state.holders) do
-    if held.owner == owner then
-      reply = 1
+  local owner = sub(ARGV[at], 2)
+  local state = load(key, now, owner)
+  local held, record = lease_of(state, owner)
+  if held and stays then
+    held.parked = true
+    prolong(state, held, now + stays)
+  elseif held then
+    remove_holder(state, held)
+  else
+    local waiter = waiter_of(state, owner)
+    if waiter then
+      remove_waiter(state, waiter)
     end
   end
-  local held = held_by(state, owner)
-  if held and stays then
-    held.parked, held.expires = true, now + stays
-  else
-    remove(state, owner)
-  end
   conclude(state)
-  return reply
+  return record and 1 or 0
 end
 
 function second.p(key, at)
@@ -130,8 +149,8 @@ function second.p(key, at)
 end
 
 make(#rest, function(i)
-  local call, letter, from = unpack(rest[i])
-  made = call
-  replies[call] = second[letter](KEYS[call], from)
+  local call_number, letter, from = unpack(rest[i])
+  made = call_number
+  replies[made] = second[letter](KEYS[made], from)
 end)
 return replies

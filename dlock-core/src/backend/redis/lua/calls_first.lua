@@ -1,97 +1,127 @@
 -- calls: acquires, renewals and releases that were made at the same time.
 --
--- KEYS[i]  the state of the i-th call's key (layout: see common.lua)
--- ARGV[1]  one letter for each call; what it says follows, call by call:
+-- KEYS[i]  the key of the i-th call (layout: see state.lua)
+-- ARGV[1]  one letter for each call; its arguments follow, call by call:
 --   'a'  takes a key if it is free, else joins its queue:
---        1 head: the record up to the tokens  2 tail: what follows the times in it
+--        1 head: '1', the owner, and the terms  2 tail: channel and holder
 --        3 ttl, milliseconds  4 how many tokens, 0 for permits
 --        5 1 to queue or 0, patience in microseconds, and when it was sent by the
---          asker's clock, with tabs between
+--          client's clock, with tabs between
 --   'i'  the same, but gives up a lease of the key first:  6 its mark
 --   'r'  prolongs a lease:  1 head  2 ttl, milliseconds
 --   'x'  gives back a lease or a place in the queue:  1 its mark
 --   'p'  gives back a lease, but the key stays taken:
 --        1 its mark  2 for how many microseconds
--- A mark is '1' and the owner, the start of a head.
+-- A mark is '1' and the owner. The terms are mode, permits and capacity, a tab before
+-- each.
 --
 -- Replies one element for each. For 'a' and 'i' the first token, if as many were
 -- given as were asked for; or { 'g', first token, count }, { 'b', holder } or { 'q',
--- holder, microseconds until the first lease in the way ends }, where the holder is
--- JSON or '' and the last is -1 if none is in the way. For 'r' 1 held, 2 held and
--- others wait, 0 lost. For 'x' and 'p' 1 released, 0 lost before. Or that call's
--- error, which concerns no other call.
+-- holder, microseconds until it is worth asking again }, where the holder is JSON or
+-- '' and the last is -1 if nobody is in the way. For 'r' 1 held, 2 held and others
+-- wait, 0 lost. For 'x' and 'p' 1 released, 0 already lost. An error is the reply of
+-- the call that it came from.
 --
--- This part, before common.lua, is all that undisputed locks need: INCRBY and SET
--- to take one (and TIME once), GETRANGE and PEXPIRE to prolong it, GETRANGE and
--- DEL to give it back. A key that is missing has neither holders nor waiters;
--- where its form is '1' there is one holder and nobody waits. What answers nothing
--- here is left to the second part, which looks at the key anew.
+-- This first part serves a key that has one holder at most and nobody waits for. It
+-- then is a string, and each call takes two or three commands. What answers nothing
+-- here is left to the second part, which looks at the key anew; and so is every later
+-- call on that key, so that calls on one key keep their order.
 
-local moment, stamp
-local function clock()
-  if not moment then
-    local time = call('TIME')
-    moment = time[1] * 1000000 + time[2]
-    stamp = text(moment)
-  end
-  return moment
+local function record_of(at, first, count, now)
+  return '\t0\t0' .. sub(ARGV[at], 34) .. '\t' .. text(first) .. '\t' .. count .. '\t'
+    .. text(now) .. ARGV[at + 1]
 end
 
--- What a call with this mark may say of a key that starts like this: nothing yet,
--- if others may be involved.
-local function lost(found, mark)
-  if found == '' or (string.sub(found, 1, 1) == '1' and string.sub(found, 1, 33) ~= mark) then
-    return 0
-  end
+local function granted(first, count, wanted)
+  return count == wanted and first or { 'g', first, count }
 end
 
 local first = {}
 
-function first.a(key, at, instead_of)
-  local now, wanted, lasts = clock(), ARGV[at + 3], ARGV[at + 2]
-  local token, count = 0, '0'
-  if wanted ~= '0' then
-    token, count = mint(key, now, wanted)
+function first.a(key, at)
+  local now, wanted = clock(), tonumber(ARGV[at + 3])
+  local token, last = 0, 0
+  if wanted > 0 then
+    token, last = now, now + wanted - 1
   end
-  local record = ARGV[at] .. text(token) .. '\t' .. count .. '\t' .. stamp .. ARGV[at + 1]
-  if instead_of then
-    call('SET', key, record, 'PX', lasts)
-  elseif not call('SET', key, record, 'NX', 'PX', lasts) then
-    if wanted ~= '0' then
-      call('DECRBY', key .. 't', count) -- before anybody is given later ones
-    end
-    return nil
+  local value = sub(ARGV[at], 1, 33) .. text16(last) .. record_of(at, token, wanted, now)
+  if call('SET', key, value, 'NX', 'PX', ARGV[at + 2]) then
+    return token
   end
-  return count == wanted and token or { 'g', token, tonumber(count) }
+end
+
+-- The mark of a key that is a string, and its last token.
+local function lone(key)
+  local found = redis.pcall('GETRANGE', key, '0', '48')
+  if type(found) == 'string' then
+    return sub(found, 1, 33), sub(found, 34, 49)
+  end
 end
 
 function first.i(key, at)
-  if call('GETRANGE', key, '0', '32') == ARGV[at + 5] then
-    return first.a(key, at, true)
+  local mark, last = lone(key)
+  if mark == ARGV[at + 5] then
+    local now, wanted = clock(), tonumber(ARGV[at + 3])
+    local token, count = 0, 0
+    last = tonumber(last)
+    if wanted > 0 then
+      token, count = mint(last, now, wanted)
+      last = token + count - 1
+    end
+    local value = sub(ARGV[at], 1, 33) .. text16(last) .. record_of(at, token, count, now)
+    call('SET', key, value, 'PX', ARGV[at + 2])
+    return granted(token, count, wanted)
+  end
+end
+
+-- What a call with this mark may say of a key that has another one, or none: nothing
+-- yet, if others may be involved.
+local function lost(found)
+  local form = found and sub(found, 1, 1)
+  if form == '' or form == '1' or form == 't' then
+    return 0
   end
 end
 
 function first.r(key, at)
   local head = ARGV[at]
-  local found = call('GETRANGE', key, '0', #head - 1)
-  if found == head then
+  local found = redis.pcall('GETRANGE', key, '0', #head + 19)
+  if type(found) ~= 'string' then
+    return nil
+  end
+  if sub(found, 1, 33) ~= sub(head, 1, 33) then
+    return lost(found)
+  end
+  if sub(found, 54) == sub(head, 34) then
     call('PEXPIRE', key, ARGV[at + 1])
     return 1
   end
-  return lost(found, string.sub(head, 1, 33))
+end
+
+-- Leaves the last token behind until the clock has passed it.
+local function give_up(key, last)
+  local ahead = tonumber(last) - clock()
+  if ahead < 0 then
+    call('DEL', key)
+  else
+    call('SET', key, 't' .. string.rep('0', 32) .. last, 'PX', math.floor(ahead / 1000) + 1)
+  end
 end
 
 function first.x(key, at)
-  local found = call('GETRANGE', key, '0', '32')
-  if found == ARGV[at] then
-    call('DEL', key)
+  local mark, last = lone(key)
+  if mark == ARGV[at] then
+    give_up(key, last)
     return 1
   end
-  return lost(found, ARGV[at])
+  return lost(mark)
 end
 
 function first.p(key, at)
-  return lost(call('GETRANGE', key, '0', '32'), ARGV[at])
+  local mark = lone(key)
+  if mark ~= ARGV[at] then
+    return lost(mark)
+  end
 end
 
 local replies = {}
@@ -114,15 +144,20 @@ local function make(count, one)
   until done
 end
 
-local words = { a = 5, i = 6, r = 2, x = 1, p = 2 }
-local rest, at = {}, 2
+local arguments = { a = 5, i = 6, r = 2, x = 1, p = 2 }
+local rest, deferred, at = {}, {}, 2
 make(#KEYS, function(i)
-  local letter, from = string.sub(ARGV[1], i, i), at
-  made, at = i, at + words[letter]
-  local reply = first[letter](KEYS[i], from)
-  replies[i] = reply
+  local key, letter, from = KEYS[i], sub(ARGV[1], i, i), at
+  made, at = i, at + arguments[letter]
+  local reply
+  if not deferred[key] then
+    reply = first[letter](key, from)
+  end
   if reply == nil then
+    deferred[key] = true
     rest[#rest + 1] = { i, letter, from }
+  else
+    replies[i] = reply
   end
 end)
 if #rest == 0 then

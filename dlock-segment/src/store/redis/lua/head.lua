@@ -1,7 +1,7 @@
 -- What the scripts of a sale share: its head. The rules are in store.rs and
 -- store/home.rs; the scripts must do what those do.
 --
--- KEYS[1], <key>, is `dlock:1:{namespace:name}:i`; all keys of a sale have its
+-- KEYS[1], <key>, is `dlock:2:{namespace:name}:i`; all keys of a sale have its
 -- hash tag, so a sale lives in one slot.
 --   <key>       string of 64-bit words, big-endian: 32 words of head, then for N
 --               segments N words each of available, reserved, sold, supplied
