@@ -1,24 +1,20 @@
 //! The macros of `dlock-core` and `dlock-segment`, which re-export them: depend on
 //! those crates, not on this one.
 
-mod args;
-mod expand;
-mod function;
+mod distributed_lock;
+mod key;
 mod paths;
-mod segmented;
-mod settings;
-mod template;
-mod terms;
-mod validate;
-mod values;
+mod segmented_lock;
+mod shared;
 
 use proc_macro::TokenStream;
 use syn::parse_macro_input;
 
-use crate::args::{Args, Faults};
-use crate::function::Function;
-use crate::template::Template;
-use crate::terms::Attribute;
+use crate::distributed_lock::DistributedLock;
+use crate::key::Template;
+use crate::paths::DlockPaths;
+use crate::segmented_lock::SegmentedLock;
+use crate::shared::expand_attribute;
 
 /// Makes a `Key` from a template, escaping every value, so that no value can
 /// name another key.
@@ -67,7 +63,7 @@ use crate::terms::Attribute;
 #[proc_macro]
 pub fn key(input: TokenStream) -> TokenStream {
     let template = parse_macro_input!(input as Template);
-    template.expand(&paths::core()).into()
+    template.expand(&DlockPaths::found()).into()
 }
 
 /// Runs an async function under a lock, or not at all.
@@ -105,7 +101,7 @@ pub fn key(input: TokenStream) -> TokenStream {
 /// `name`; `crate`. Each has its example in `docs/attribute.md` of the repository.
 #[proc_macro_attribute]
 pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
-    annotated::<validate::Plan>(args, item)
+    expand_attribute::<DistributedLock>(args.into(), item.into()).into()
 }
 
 /// Runs an async function under the lock of one segment of something hot, and again
@@ -150,29 +146,5 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// Each has its example in `docs/inventory.md` of the repository.
 #[proc_macro_attribute]
 pub fn segmented_lock(args: TokenStream, item: TokenStream) -> TokenStream {
-    annotated::<segmented::Plan>(args, item)
-}
-
-/// The function with a lock around its body; or as it is, with what is wrong.
-fn annotated<A: Attribute>(args: TokenStream, item: TokenStream) -> TokenStream {
-    let mut faults = Faults::default();
-    let args = Args::parse(args.into(), A::OPTIONS, &mut faults);
-    let function = match syn::parse::<Function>(item.clone()) {
-        Ok(function) => function,
-        Err(error) => {
-            // What rustc or an editor can make of it is theirs to see.
-            return item.into_iter().chain(TokenStream::from(error.to_compile_error())).collect();
-        }
-    };
-    let body = function.body(&mut faults);
-    let names = body.as_ref().map_or_else(|| function.arguments(), |body| body.names.clone());
-    let attribute = A::new(args, &names, &mut faults);
-    match (body, attribute) {
-        (Some(body), Some(attribute)) => function.around(&body, attribute.code(&body)).into(),
-        _ => {
-            let mut tokens = faults.into_tokens();
-            tokens.extend(function.as_it_is(&A::unbound(&names)));
-            tokens.into()
-        }
-    }
+    expand_attribute::<SegmentedLock>(args.into(), item.into()).into()
 }
