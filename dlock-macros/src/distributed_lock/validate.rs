@@ -19,7 +19,7 @@ pub(super) fn validate(
     arguments: &[Ident],
     errors: &mut Errors,
 ) -> Option<DistributedLock> {
-    let dlock = match crate_path(&mut args, errors) {
+    let dlock = match crate_path(&mut args, "crate = dlock", errors) {
         Some(path) => DlockPaths::below(path),
         None => DlockPaths::found(),
     };
@@ -63,16 +63,16 @@ fn claim(
     if let (Some(_), Some(keys)) = (&key, &keys) {
         errors.add(
             keys.span(),
-            "`key` and `keys` exclude each other: write key for one, keys = [\"..\", \"..\"] for \
-             several at once",
+            "`key` and `keys` cannot be used together: write `key` for one key, or \
+             keys = [\"..\", \"..\"] for several keys",
         );
         return None;
     }
     if let (Some(mode), Some(_)) = (&mode, permits.as_ref().or(of.as_ref())) {
         errors.add(
             mode.span,
-            "`mode` and `permits` exclude each other: permits are neither exclusive nor shared; \
-             remove one of them",
+            "`mode` cannot be used with `permits` and `of`, because permits are neither \
+             exclusive nor shared: remove `mode`, or remove `permits` and `of`",
         );
         return None;
     }
@@ -80,13 +80,13 @@ fn claim(
         if let Some(other) = permits.as_ref().or(of.as_ref()) {
             errors.add(
                 other.span(),
-                "several `keys` are taken as locks, not as permits: write one `key`",
+                "`permits` and `of` cannot be used with `keys`: remove them, or write one `key`",
             );
         }
         if let Some(mode) = mode.filter(|mode| mode.is_shared) {
             errors.add(
                 mode.span,
-                "several `keys` are taken exclusively: remove `mode`, or write one `key`",
+                "`keys` are always locked exclusively: remove `mode`, or write one `key`",
             );
         }
         return all_of(keys, arguments, errors);
@@ -97,7 +97,10 @@ fn claim(
         (None, None) => Some(Claim::Exclusive(key)),
         (permits, Some(of)) => permits_of(key, permits, of, errors),
         (Some(permits), None) => {
-            errors.add(permits.span(), "`permits` of how many? Write permits = 1, of = 10");
+            errors.add(
+                permits.span(),
+                "`permits` needs `of`, the number of all permits: write permits = 1, of = 10",
+            );
             None
         }
     }
@@ -108,16 +111,16 @@ fn all_of(keys: Arg, arguments: &[Ident], errors: &mut Errors) -> Option<Claim> 
     let keys = errors.record(keys.required_value(EXAMPLE))?;
     let Expr::Array(array) = keys else {
         if let Expr::Lit(literal) = &keys {
-            errors.add(literal.span(), format!("`keys` takes several: write {EXAMPLE}"));
+            errors.add(literal.span(), format!("`keys` needs a list: write {EXAMPLE}"));
             return None;
         }
         return Some(Claim::AllOfExpr(keys));
     };
     if array.elems.is_empty() {
-        errors.add(array.span(), format!("`keys` names no key: write {EXAMPLE}"));
+        errors.add(array.span(), format!("`keys` must not be empty: write {EXAMPLE}"));
         return None;
     }
-    // All of them are checked before the first error ends it.
+    // The first `collect` checks all keys, so that every error is reported.
     let sources: Vec<_> =
         array.elems.into_iter().map(|key| KeySource::new(key, arguments, errors)).collect();
     sources.into_iter().collect::<Option<_>>().map(Claim::AllOf)
@@ -145,10 +148,10 @@ fn permits_of(key: KeySource, permits: Option<Arg>, of: Arg, errors: &mut Errors
 fn count(number: &LitInt, max: u32) -> syn::Result<u32> {
     let error = |message: String| Err(Error::new(number.span(), message));
     match number.base10_parse::<u32>()? {
-        0 => error("no permits at all lock nothing: write 1 or more".into()),
-        count if count > max => {
-            error(format!("{count} permits of {max} can never be had: write {max} or less"))
-        }
+        0 => error("the number of permits must not be 0: write 1 or more".into()),
+        count if count > max => error(format!(
+            "`permits` cannot be more than `of`, which is {max}: write {max} or less"
+        )),
         count => Ok(count),
     }
 }

@@ -30,7 +30,7 @@ impl KeySource {
             if args.complete {
                 errors.add(
                     Span::call_site(),
-                    "what is to be locked? Write key = \"order:{order_id}\", with the names of \
+                    "`key` is missing: write key = \"order:{order_id}\", with the names of \
                      arguments in braces",
                 );
             }
@@ -69,9 +69,9 @@ fn unknown_argument(name: &str, arguments: &[Ident]) -> String {
     let arguments: Vec<String> = arguments.iter().map(Ident::to_string).collect();
     let known: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let fix = match (closest(name, &known), known.as_slice()) {
-        (_, []) => "the function has none".to_owned(),
-        (Some(meant), _) => format!("write `{{{meant}}}`, or another one of {}", known.join(", ")),
-        (None, _) => format!("write one of {}", known.join(", ")),
+        (_, []) => "add it, or remove it from the template".to_owned(),
+        (Some(meant), _) => format!("write `{{{meant}}}`; the arguments are {}", known.join(", ")),
+        (None, _) => format!("write one of its arguments, which are {}", known.join(", ")),
     };
-    format!("`{name}` is no argument of the function: {fix}")
+    format!("the function has no argument `{name}`: {fix}")
 }

@@ -21,25 +21,25 @@ impl Placeholder {
         let text = text.trim();
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(format!(
-                "`{{{inside}}}` names no value: write the name of the value inside the braces, \
+                "`{{{inside}}}` does not name a value: write the name of the value inside the braces, \
                  such as `{{order_id}}`"
             ));
         }
         let expr = field_path(text, span).filter(|_| !is_path_rest(spec)).ok_or_else(|| {
             format!(
-                "`{{{inside}}}` is neither a name nor a field path such as `{{order.id}}`: bind \
-                 the value to a variable first and write the name of that"
+                "`{{{inside}}}` is neither a name nor a field path such as `{{order.id}}`: assign \
+                 the value to a variable first, and write the name of the variable"
             )
         })?;
         if spec.contains('$') || spec.contains(".*") {
             return Err(format!(
-                "the width or precision in `{{{inside}}}` is an argument, which a key template \
-                 does not have: write a number, as in `{{{text}:08}}` or `{{{text}:.2}}`"
+                "the width or precision in `{{{inside}}}` cannot be an argument: write a \
+                 number, as in `{{{text}:08}}` or `{{{text}:.2}}`"
             ));
         }
         if !is_specifier(spec) {
             return Err(format!(
-                "`{spec}` in `{{{inside}}}` is no format specifier: write `{{{text}}}`, or a \
+                "`{spec}` in `{{{inside}}}` is not a format specifier: write `{{{text}}}`, or a \
                  specifier that format! knows, such as `{{{text}:08}}` or `{{{text}:?}}`"
             ));
         }

@@ -38,8 +38,8 @@ impl Template {
 /// The arguments of `key!`: the template and nothing else.
 impl Parse for Template {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
-        const RULE: &str = "key! takes one string literal, with the names of the values inside \
-                            its braces: write key!(\"order:{order_id}\")";
+        const RULE: &str = "key! needs exactly one string literal, with the names of the \
+                            values in braces: write key!(\"order:{order_id}\")";
         let source: LitStr = input.parse().map_err(|error| Error::new(error.span(), RULE))?;
         input.parse::<Option<Token![,]>>()?;
         if input.is_empty() { Template::new(source) } else { Err(input.error(RULE)) }
@@ -50,7 +50,7 @@ impl Parse for Template {
 fn split(template: &str, span: Span) -> Result<Vec<Piece>, String> {
     if let Some(c) = template.chars().find(|c| c.is_control()) {
         return Err(format!(
-            "the template contains the control character {c:?}, which no key may: write a \
+            "a key cannot contain control characters, but the template contains {c:?}: write a \
              visible separator such as `:`"
         ));
     }
@@ -67,13 +67,13 @@ fn split(template: &str, span: Span) -> Result<Vec<Piece>, String> {
             let (inside, after) = opened
                 .split_once('}')
                 .filter(|(inside, _)| !inside.contains('{'))
-                .ok_or("a `{` is not closed: write `{name}` for a value or `{{` for a brace")?;
+                .ok_or("the template has a `{` without its `}`: write `{name}` for a value, or `{{` for a brace")?;
             push_literal(&mut pieces, &mut literal);
             pieces.push(Piece::Placeholder(Placeholder::parse(inside, span)?));
             rest = after;
         } else {
             return Err(
-                "a `}` closes nothing: write `{name}` for a value or `}}` for a brace".into()
+                "the template has a `}` without its `{`: write `{name}` for a value, or `}}` for a brace".into()
             );
         }
     }

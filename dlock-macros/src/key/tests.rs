@@ -55,7 +55,7 @@ fn specifiers() {
     }
     for spec in ["id", "5 5", "x>y", "i🎉", "??", "y", " ", "5#", "<5<"] {
         let error = error(&format!("{{n:{spec}}}"));
-        assert!(error.contains("is no format specifier"), "{spec}: {error}");
+        assert!(error.contains("is not a format specifier"), "{spec}: {error}");
     }
 }
 
@@ -65,10 +65,10 @@ fn braces() {
     assert_eq!(pieces("{{{x}}}"), r#""{" x| "}""#);
     assert_eq!(pieces("{a}}}{{{b}"), r#"a| "}{" b|"#);
     for open in ["{", "a{", "{x", "{a{b}}", "{x:{w}}", "{{{x"] {
-        assert!(error(open).contains("`{` is not closed"), "{open}");
+        assert!(error(open).contains("a `{` without its `}`"), "{open}");
     }
     for lone in ["}", "a}b", "{x}}", "{{x}"] {
-        assert!(error(lone).contains("`}` closes nothing"), "{lone}");
+        assert!(error(lone).contains("a `}` without its `{`"), "{lone}");
     }
 }
 
@@ -85,7 +85,7 @@ fn expressions() {
     let stray = "return|true|type|_|a b|a/**/|a.|.a|a..b|0.a|1.0|a,b|a=b|x!|'a";
     for text in code.split('|').chain(stray.split('|')) {
         let error = error(&format!("k:{{{text}}}"));
-        assert!(error.contains("bind the value to a variable first"), "{text}: {error}");
+        assert!(error.contains("assign the value to a variable first"), "{text}: {error}");
         assert!(error.contains(text), "{text}: {error}");
     }
 }

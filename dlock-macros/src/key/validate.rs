@@ -14,7 +14,8 @@ const MAX_LITERAL_BYTES: usize = 512;
 pub(super) fn validate(pieces: &[Piece]) -> Result<(), String> {
     if pieces.is_empty() {
         return Err(
-            "the template is empty: give the lock a name, such as `order:{order_id}`".into()
+            "the template is empty: write the name of what is locked, such as `order:{order_id}`"
+                .into(),
         );
     }
     let mut bytes = 0;
@@ -32,10 +33,10 @@ pub(super) fn validate(pieces: &[Piece]) -> Result<(), String> {
                 {
                     let b = &next.text;
                     return Err(format!(
-                        "nothing separates `{a}` from `{b}`: (\"1\", \"23\") and (\"12\", \"3\") \
-                         would make the same key; put a `:` between them (letters, digits, \
-                         `_ - . @ %` and non-ASCII characters do not separate, as a value may \
-                         contain them)"
+                        "nothing separates `{a}` from `{b}`, so the values (\"1\", \"23\") and \
+                         (\"12\", \"3\") would make the same key: write a `:` between them \
+                         (letters, digits, `_ - . @ %` and non-ASCII characters do not separate, \
+                         because a value may contain them)"
                     ));
                 }
                 previous = Some(next);
@@ -45,8 +46,8 @@ pub(super) fn validate(pieces: &[Piece]) -> Result<(), String> {
     }
     if bytes > MAX_LITERAL_BYTES {
         return Err(format!(
-            "the literal text of the template has {bytes} bytes, but a key at most \
-             {MAX_LITERAL_BYTES}: write a shorter one"
+            "the template has {bytes} bytes outside of braces, but a key has at most \
+             {MAX_LITERAL_BYTES}: write a shorter template"
         ));
     }
     Ok(())

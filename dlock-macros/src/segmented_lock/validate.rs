@@ -21,16 +21,15 @@ use crate::shared::values::{crate_path, expression, variable_name};
 /// `MAX_SEGMENTS` of dlock-segment, which this crate cannot depend on.
 const MAX_SEGMENTS: u32 = 4096;
 
-/// What to write for `segments`.
 const EXAMPLE: &str = "segments = 20, or segments = [(\"eu\", 600), (\"us\", 400)] for names \
-                       and how often each comes first";
+                       with weights";
 
 pub(super) fn validate(
     mut args: Args,
     arguments: &[Ident],
     errors: &mut Errors,
 ) -> Option<SegmentedLock> {
-    let paths = match crate_path(&mut args, errors) {
+    let paths = match crate_path(&mut args, "crate = dlock_segment", errors) {
         Some(path) => SegmentPaths::below(path),
         None => SegmentPaths::found(),
     };
@@ -41,7 +40,7 @@ pub(super) fn validate(
     let key = KeySource::required(key, &args, arguments, errors);
     let segments = segments(&mut args, errors);
     let common = CommonOptions::validate(paths.dlock(), builder_calls, &mut args, errors);
-    let segment = errors.record(body_variable(&mut args, "segment", "place", arguments));
+    let segment = errors.record(body_variable(&mut args, "segment", "my_segment", arguments));
     let guard = errors.record(body_variable(&mut args, "guard", "lock", arguments));
     let attribute = SegmentedLock {
         paths,
@@ -69,7 +68,7 @@ fn segments(args: &mut Args, errors: &mut Errors) -> Option<Expr> {
     let Some(arg) = args.take("segments") else {
         // If parsing stopped early, `segments` may be in the part that was not read.
         if args.complete {
-            errors.add(Span::call_site(), format!("in how many segments? Please write {EXAMPLE}"));
+            errors.add(Span::call_site(), format!("`segments` is missing: write {EXAMPLE}"));
         }
         return None;
     };
@@ -83,18 +82,21 @@ fn validate_segments(arg: Arg) -> syn::Result<Expr> {
         Expr::Lit(ExprLit { lit: Lit::Int(number), .. }) => {
             let in_bounds = number.base10_parse().is_ok_and(|n| (1..=MAX_SEGMENTS).contains(&n));
             if !in_bounds {
-                return error(number.span(), &format!("there are 1 to {MAX_SEGMENTS} segments"));
+                return error(
+                    number.span(),
+                    &format!("the number of segments must be 1 to {MAX_SEGMENTS}"),
+                );
             }
         }
         Expr::Lit(literal) => {
-            return error(literal.span(), "`segments` is a number, or names with weights");
+            return error(literal.span(), "`segments` must be a number, or names with weights");
         }
         Expr::Array(array) if array.elems.is_empty() => {
-            return error(array.span(), "there is no segment");
+            return error(array.span(), "`segments` must not be empty");
         }
         Expr::Array(array) => {
             if let Some(bare) = array.elems.iter().find(|element| matches!(element, Expr::Lit(_))) {
-                return error(bare.span(), "a segment has a name and a weight");
+                return error(bare.span(), "every segment needs a name and a weight");
             }
         }
         _ => {}
@@ -115,8 +117,9 @@ fn body_variable(
     }
     if let Some(argument) = arguments.iter().find(|argument| *argument == option) {
         let message = format!(
-            "`{option}` is an argument already, and what the body calls its {option}: write \
-             {option} = {example} in the attribute, or rename the argument"
+            "the attribute gives the body a variable `{option}`, but the function has an \
+             argument of this name: write {option} = {example} in the attribute, or rename the \
+             argument"
         );
         return Err(Error::new(argument.span(), message));
     }

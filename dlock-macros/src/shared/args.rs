@@ -46,7 +46,7 @@ impl Args {
         if !known.contains(&name.as_str()) {
             let options = known.join(", ");
             let meant = match closest(&name, known) {
-                Some(meant) => format!("write `{meant}`, or another one of"),
+                Some(meant) => format!("write `{meant}`; all options are"),
                 None => "the options are".to_owned(),
             };
             errors.add(span, format!("there is no option `{name}`: {meant} {options}"));
@@ -67,7 +67,7 @@ impl Args {
 impl Arg {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         if input.peek(LitStr) {
-            return Err(input.error("an option has a name: write key = \"order:{order_id}\""));
+            return Err(input.error("every option needs a name: write key = \"order:{order_id}\""));
         }
         let name = input.call(Ident::parse_any)?;
         let value = match input.parse::<Option<Token![=]>>()? {

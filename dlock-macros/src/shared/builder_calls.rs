@@ -63,7 +63,9 @@ pub(crate) fn builder_calls(
                     add(&option, "fair", TokenStream::new());
                 }
             }
-            Some(value) => errors.add(value.span(), "`fair` is either there or not: write fair"),
+            Some(value) => {
+                errors.add(value.span(), "`fair` has no value: write `fair`, or remove it")
+            }
         }
     }
     if let Some(arg) = args.take("name") {
@@ -89,14 +91,15 @@ fn hold_times(
     {
         errors.add(
             name.span(),
-            "`hold_at_least` is longer than `max_hold`, after which the lock ends: write a \
-             shorter one",
+            "`hold_at_least` is longer than `max_hold`, after which the lock ends: write a shorter \
+             `hold_at_least` or a longer `max_hold`",
         );
     }
     if let Some((name, _)) = hold_at_least.as_ref().filter(|_| is_shared) {
         errors.add(
             name.span(),
-            "`hold_at_least` needs a lock of one's own: remove it or mode = \"shared\"",
+            "a shared lock cannot have `hold_at_least`: remove `hold_at_least`, or remove \
+             mode = \"shared\"",
         );
     }
     [max_hold, hold_at_least]
@@ -109,8 +112,8 @@ fn policy(arg: Arg) -> syn::Result<LitStr> {
     if policy.is_empty() || policy.len() > 64 || !policy.chars().all(is_allowed) {
         return Err(Error::new(
             literal.span(),
-            "the name of a policy has 1 to 64 lower-case letters, digits or `_`, so that an \
-             environment variable can hold it: write policy = \"payments\"",
+            "the name of a policy must have 1 to 64 lower-case letters, digits or `_`, because \
+             environment variables contain it: write policy = \"payments\"",
         ));
     }
     Ok(literal)
@@ -122,7 +125,7 @@ fn lock_name(arg: Arg) -> syn::Result<LitStr> {
     if literal.value().is_empty() || literal.value().contains(char::is_control) {
         return Err(Error::new(
             literal.span(),
-            "a name that can be shown: write name = \"payments\"",
+            "`name` must not be empty or contain control characters: write name = \"payments\"",
         ));
     }
     Ok(literal)

@@ -51,7 +51,7 @@ pub(crate) fn duration(
         if let Expr::Lit(literal) = &value {
             errors.add(
                 literal.span(),
-                format!("a duration has a unit: write {option} = \"30s\", or a Duration"),
+                format!("a duration needs a unit: write {option} = \"30s\", or an expression of type Duration"),
             );
             return None;
         }
@@ -67,14 +67,14 @@ pub(crate) fn duration(
         }
         Ok(_) => {
             let least = humantime::format_duration(*bounds.start());
-            let most = match *bounds.end() {
-                Duration::MAX => String::new(),
-                end => format!(" and {} at most", humantime::format_duration(end)),
+            let valid = match *bounds.end() {
+                Duration::MAX => format!("of at least {least}"),
+                most => format!("from {least} to {}", humantime::format_duration(most)),
             };
-            format!("`{option}` is {written}, but must be {least} at least{most}")
+            format!("`{option}` cannot be {written}: write a duration {valid}")
         }
         Err(error) => format!(
-            "`{written}` is no duration ({error}): write a number with its unit, such as \
+            "`{written}` is not a valid duration ({error}): write a number with a unit, such as \
              \"150ms\", \"30s\", \"5m\" or \"1h\""
         ),
     };

@@ -50,20 +50,20 @@ impl Parse for Function {
         let vis = input.parse()?;
         if !starts_function(input) {
             return Err(
-                input.error("a lock is held around a function: write this on an `async fn`")
+                input.error("this attribute works only on functions: write it on an `async fn`")
             );
         }
         let sig: Signature = input.parse()?;
         if input.peek(Token![;]) {
             return Err(Error::new(
                 sig.ident.span(),
-                "the function has no body to run under the lock: write the attribute on each \
-                 implementation of it",
+                "the function has no body to run under the lock: write the attribute on its \
+                 implementations",
             ));
         }
         let block: Group = input.parse()?;
         if block.delimiter() != Delimiter::Brace {
-            return Err(Error::new(block.span(), "expected the body of the function"));
+            return Err(Error::new(block.span(), "expected the body of the function in braces"));
         }
         let split = |input: ParseStream<'_>| {
             Ok((input.call(Attribute::parse_inner)?, input.parse::<TokenStream>()?))
@@ -89,14 +89,15 @@ impl Function {
         if let Some(constness) = constness {
             errors.add(
                 constness.span(),
-                "a const function cannot wait for a lock: remove `const`, or take the lock where \
-                 it is called",
+                "a const function cannot wait for a lock: write `async fn`, or write the \
+                 attribute on the function that calls this one",
             );
         }
         if let Some(abi) = abi {
             errors.add(
                 abi.span(),
-                "an extern function cannot wait for a lock: call an annotated `async fn` from it",
+                "an extern function cannot wait for a lock: write the attribute on an `async fn` \
+                 that this one calls",
             );
         }
         let body = match asyncness {
@@ -106,9 +107,9 @@ impl Function {
         if body.is_none() && constness.is_none() && abi.is_none() {
             errors.add(
                 self.sig.fn_token.span(),
-                "a lock is waited for, so the function has to be async: write `async fn`. If \
-                 another attribute takes the `async` away, as #[tokio::main] does, write this \
-                 one above it",
+                "the function must be async, because it waits for the lock: write `async fn`. If \
+                 another attribute removes the `async`, as #[tokio::main] does, write this \
+                 attribute above that one",
             );
         }
         body

@@ -20,13 +20,20 @@ pub(crate) fn expression(
 }
 
 /// The path that the option `crate` gives.
-pub(crate) fn crate_path(args: &mut Args, errors: &mut Errors) -> Option<TokenStream> {
+pub(crate) fn crate_path(
+    args: &mut Args,
+    example: &str,
+    errors: &mut Errors,
+) -> Option<TokenStream> {
     let arg = args.take("crate")?;
-    let path = arg.required_value("crate = dlock").and_then(|value| match value {
+    let path = arg.required_value(example).and_then(|value| match value {
         Expr::Path(ExprPath { path, .. }) => Ok(path),
         value => match string_literal(&value) {
             Some(literal) => literal.parse::<Path>(),
-            None => Err(Error::new(value.span(), "`crate` takes a path: write crate = dlock")),
+            None => {
+                let message = format!("`crate` needs the path of the library: write {example}");
+                Err(Error::new(value.span(), message))
+            }
         },
     });
     errors.record(path).map(|path| quote!(#path))
@@ -41,11 +48,15 @@ pub(crate) fn variable_name(arg: Arg, example: &str, arguments: &[Ident]) -> syn
         _ => None,
     };
     let Some(name) = name else {
-        let message = format!("`{option}` takes a new name: write {option} = {example}");
+        let message =
+            format!("`{option}` needs a name for a new variable: write {option} = {example}");
         return Err(Error::new(value.span(), message));
     };
     if arguments.contains(name) {
-        let message = format!("`{name}` is an argument already: give the {option} another name");
+        let message = format!(
+            "`{name}` is already an argument of the function: choose another name, such as \
+             {option} = {example}"
+        );
         return Err(Error::new(name.span(), message));
     }
     Ok(name.clone())
@@ -65,7 +76,7 @@ pub(crate) fn required_string(arg: Arg, example: &str) -> syn::Result<LitStr> {
     let name = arg.name.clone();
     let value = arg.required_value(example)?;
     string_literal(&value).ok_or_else(|| {
-        Error::new(value.span(), format!("`{name}` takes a string literal: write {example}"))
+        Error::new(value.span(), format!("`{name}` needs a string literal: write {example}"))
     })
 }
 
@@ -77,7 +88,7 @@ pub(crate) fn one_of(arg: Arg, words: &[&str], example: &str) -> syn::Result<Str
     if words.contains(&word.as_str()) {
         return Ok(word);
     }
-    let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
-    let message = format!("`{name}` is either {}", words.join(" or "));
+    let valid: Vec<String> = words.iter().map(|word| format!("{name} = {word:?}")).collect();
+    let message = format!("`{name}` cannot be {word:?}: write {}", valid.join(" or "));
     Err(Error::new(literal.span(), message))
 }
