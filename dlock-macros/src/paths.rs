@@ -116,8 +116,9 @@ fn join(root: &TokenStream, rest: TokenStream) -> TokenStream {
 /// The path of a library, under the name that the calling crate gave to it.
 fn library(package: &str, library: &str) -> TokenStream {
     let name = match crate_name(package) {
-        // A dependency that is not renamed has the name of its library, which
-        // `crate_name` does not know.
+        // The dependency is not renamed, so the code knows it by the name of its
+        // library, which `crate_name` does not know. A dependency that is renamed to
+        // `dlock_core` looks the same; its crate needs `extern crate dlock_core as dlock`.
         Ok(FoundCrate::Name(name)) if name == package.replace('-', "_") => library.to_owned(),
         Ok(FoundCrate::Name(name)) => name,
         // `Itself`: the package's own doctests, tests and examples know the library

@@ -118,7 +118,7 @@ fn control_characters() {
     for (text, shown) in [("a\nb", "'\\n'"), ("a\0", "'\\0'"), ("\u{85}", "\\u{85}")] {
         assert!(error(text).contains(shown), "{shown}");
     }
-    // Not part of the key, but of the label that is logged.
+    // The specifier is not part of the key, but of the label that is logged.
     assert!(error("{x:\n>5}").contains("control character"));
 }
 
