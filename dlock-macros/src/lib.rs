@@ -1,27 +1,26 @@
-//! The macros of `dlock-core` and `dlock-segment`, which re-export them: depend on
-//! those crates, not on this one.
+//! The macros of `dlock-core` and `dlock-segment`. Both crates re-export their macros:
+//! depend on them, not on this crate.
+//!
+//! Each attribute has a folder, and so has the template of a key. `shared` holds what
+//! the attributes have in common, `paths` every path that the macros emit.
 
-mod args;
-mod expand;
-mod function;
+mod distributed_lock;
+mod key;
 mod paths;
-mod segmented;
-mod settings;
-mod template;
-mod terms;
-mod validate;
-mod values;
+mod segmented_lock;
+mod shared;
 
 use proc_macro::TokenStream;
 use syn::parse_macro_input;
 
-use crate::args::{Args, Faults};
-use crate::function::Function;
-use crate::template::Template;
-use crate::terms::Attribute;
+use crate::distributed_lock::DistributedLock;
+use crate::key::Template;
+use crate::paths::DlockPaths;
+use crate::segmented_lock::SegmentedLock;
+use crate::shared::expand_attribute;
 
-/// Makes a `Key` from a template, escaping every value, so that no value can
-/// name another key.
+/// Makes a `Key` from a template. Every value is escaped, so that no value can make
+/// the key of another value.
 ///
 /// ```
 /// use dlock::key;
@@ -40,34 +39,34 @@ use crate::terms::Attribute;
 /// # Ok(()) }
 /// ```
 ///
-/// The result is a `Result<Key, Error>`: only at run time is it known whether
-/// the values fit into a key. They are borrowed, never moved.
+/// The result is a `Result<Key, Error>`, because only at run time is it known whether
+/// the values fit into a key. The values are borrowed, never moved.
 ///
 /// # The template
 ///
-/// One string literal, raw or not, with
+/// The template is one string literal, raw or not. It can contain:
 /// - `{name}`, the value of a variable, a constant or `self`;
-/// - `{req.user.id}`, `{pair.0}`, the value of a field; no calls and no
-///   operators: bind their result to a variable first;
-/// - `{n:05}`, `{id:x}`, `{mode:?}`, a format specifier as in [`format!`], but
-///   without arguments of its own (`width$`, `.*`);
+/// - `{req.user.id}`, `{pair.0}`, the value of a field. Calls and operators are not
+///   supported: assign their result to a variable first;
+/// - `{n:05}`, `{id:x}`, `{mode:?}`, a value with a format specifier as in
+///   [`format!`], but without arguments of its own (`width$`, `.*`);
 /// - `{{` and `}}` for a brace.
 ///
-/// Between two values must be a character that no value can contain, usually
-/// `:`. It is any ASCII character but letters, digits and `_ - . @ %`. Otherwise
-/// `("1", "23")` and `("12", "3")` would make the same key:
+/// Two values must be separated by a character that no value can contain, usually
+/// `:`. Any ASCII character separates, except letters, digits and `_ - . @ %`.
+/// Otherwise the values `("1", "23")` and `("12", "3")` would make the same key:
 ///
 /// ```compile_fail
 /// # let (a, b) = ("1", "23");
 /// let key = dlock::key!("pair:{a}-{b}"); // write "pair:{a}:{b}"
 /// ```
 ///
-/// A template is not empty, has at most 512 bytes of literal text and contains no
-/// control character.
+/// A template must not be empty or contain control characters. It can have at most
+/// 512 bytes outside of braces.
 #[proc_macro]
 pub fn key(input: TokenStream) -> TokenStream {
     let template = parse_macro_input!(input as Template);
-    template.expand(&paths::core()).into()
+    template.expand(&DlockPaths::found()).into()
 }
 
 /// Runs an async function under a lock, or not at all.
@@ -89,27 +88,29 @@ pub fn key(input: TokenStream) -> TokenStream {
 /// # Ok(()) }).await }
 /// ```
 ///
-/// The body runs while the lock is held and stops at its next await when that is
-/// lost; what it was doing outside is then unknown, not failed. However it ends,
-/// the lock is released. Nested calls with the same key go through.
+/// The body runs only while the lock is held. If the lock is lost, the body stops at
+/// its next await; whether an outside effect that it had begun took place is then
+/// unknown. However the body ends, the lock is released. A nested call with the same
+/// key does not wait for the lock that its caller holds.
 ///
 /// # Errors
-/// The function returns a `Result<T, E>` with `E: From<dlock::Error>`, or has
-/// an `on_error`. Busy, no answer, lost: each is an error, and never runs the body
+/// The function must return a `Result<T, E>` with `E: From<dlock::Error>`, or the
+/// attribute must have an `on_error`. If the lock is busy, the backend does not answer
+/// or the lock is lost, the function returns an error. An error never lets the body run
 /// without the lock.
 ///
 /// # Options
 /// `key` (a template or an expression) or `keys`; `client`; `ttl`, `wait`,
 /// `max_hold`, `hold_at_least` (`"150ms"`, `"30s"` or a `Duration`); `policy`;
 /// `mode`; `permits`, `of`; `fair`; `guard`; `when`; `on_busy`, `on_error`; `on_lost`;
-/// `name`; `crate`. Each has its example in `docs/attribute.md` of the repository.
+/// `name`; `crate`. `docs/attribute.md` in the repository has an example of each.
 #[proc_macro_attribute]
 pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
-    annotated::<validate::Plan>(args, item)
+    expand_attribute::<DistributedLock>(args.into(), item.into()).into()
 }
 
-/// Runs an async function under the lock of one segment of something hot, and again
-/// on the next segment for as long as it says that this one is dry.
+/// Runs an async function under the lock of one segment of a hot resource. If the
+/// function says that the segment is dry, it runs again on the next segment.
 ///
 /// ```
 /// use dlock::{Error, testing};
@@ -130,49 +131,26 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// # Ok(()) }).await }
 /// ```
 ///
-/// The body sees `segment`, a `&Segment`, and `guard`, a `&Guard`, under these
-/// names or others. It starts at a random segment, passes over busy ones while
-/// others are free, and tries last what was found dry a moment ago. Since it may run
-/// once for each segment it borrows the arguments: one that it moves away does not
-/// compile. Loss of the lock, a cancelled caller and a panic: as for
+/// The body sees the variables `segment`, a `&Segment`, and `guard`, a `&Guard`; the
+/// options of these names give them other names. The first segment is a random one.
+/// Busy segments are skipped while others are free, and segments that were dry a
+/// moment ago are tried last. The body may run once for each segment, so it borrows
+/// the arguments: a body that moves an argument does not compile. When the lock is
+/// lost, the caller is cancelled or the body panics, the same happens as with
 /// `#[distributed_lock]`.
 ///
 /// # Errors
-/// The function returns a `Result<Take<T>, E>` with `E: From<dlock::Error>`, or
-/// a `Take<T>` and has an `on_error`. What it returns is what the body said last:
-/// `Take::Dry` means that every segment was. `TimedOut` if all that were left stayed
-/// busy for the wait.
+/// The function must return a `Result<Take<T>, E>` with `E: From<dlock::Error>`, or a
+/// `Take<T>` if the attribute has an `on_error`. It returns the first value of the body
+/// that is not dry. `Take::Dry` means that every segment was dry. The error `TimedOut`
+/// means that the segments that were left stayed busy for the whole `wait`.
 ///
 /// # Options
 /// `key` (a template or an expression); `segments` (a number, or names with weights);
-/// `segment`, `guard` (other names for them); `prefer`; `dry_for`; `client`; `ttl`,
+/// `segment`, `guard` (the names of these variables); `prefer`; `dry_for`; `client`; `ttl`,
 /// `wait`, `max_hold`; `policy`; `on_busy`, `on_error`; `on_lost`; `name`; `crate`.
-/// Each has its example in `docs/inventory.md` of the repository.
+/// `docs/inventory.md` in the repository has an example of each.
 #[proc_macro_attribute]
 pub fn segmented_lock(args: TokenStream, item: TokenStream) -> TokenStream {
-    annotated::<segmented::Plan>(args, item)
-}
-
-/// The function with a lock around its body; or as it is, with what is wrong.
-fn annotated<A: Attribute>(args: TokenStream, item: TokenStream) -> TokenStream {
-    let mut faults = Faults::default();
-    let args = Args::parse(args.into(), A::OPTIONS, &mut faults);
-    let function = match syn::parse::<Function>(item.clone()) {
-        Ok(function) => function,
-        Err(error) => {
-            // What rustc or an editor can make of it is theirs to see.
-            return item.into_iter().chain(TokenStream::from(error.to_compile_error())).collect();
-        }
-    };
-    let body = function.body(&mut faults);
-    let names = body.as_ref().map_or_else(|| function.arguments(), |body| body.names.clone());
-    let attribute = A::new(args, &names, &mut faults);
-    match (body, attribute) {
-        (Some(body), Some(attribute)) => function.around(&body, attribute.code(&body)).into(),
-        _ => {
-            let mut tokens = faults.into_tokens();
-            tokens.extend(function.as_it_is(&A::unbound(&names)));
-            tokens.into()
-        }
-    }
+    expand_attribute::<SegmentedLock>(args.into(), item.into()).into()
 }

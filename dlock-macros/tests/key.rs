@@ -1,4 +1,4 @@
-//! What `key!` makes.
+//! The keys that `key!` makes, and its errors at run time.
 
 use std::cell::Cell;
 use std::fmt;
@@ -168,7 +168,8 @@ fn inside_a_method() {
 #[test]
 fn names_are_found_where_the_literal_stands() {
     const LIMIT: u32 = 9;
-    // The caller's literal sees the caller's variables, the macro's its own.
+    // A literal of the caller sees the caller's variables, a literal of the macro the
+    // macro's variables.
     macro_rules! passed {
         ($template:literal) => {{
             let id = "macro";
@@ -179,7 +180,7 @@ fn names_are_found_where_the_literal_stands() {
     let id = "caller";
     assert_eq!(passed!("k:{id}"), ("k:caller".to_owned(), "own:macro".to_owned()));
     assert_eq!(text(key!("k:{LIMIT}")), "k:9");
-    // The expansion has a variable of this name too.
+    // The code that `key!` emits has a variable of this name too.
     let key = "mine";
     assert_eq!(text(key!("k:{key}")), "k:mine");
 }

@@ -1,7 +1,7 @@
-//! What rustc shows for a template or an attribute that breaks a rule: one file
-//! per rule.
+//! The errors that rustc shows for a template or an attribute that breaks a rule. Each
+//! rule has one file.
 //!
-//! After a wanted change: `TRYBUILD=overwrite cargo test -p dlock-macros --test ui`.
+//! After a change of wording, run `TRYBUILD=overwrite cargo test -p dlock-macros --test ui`.
 
 #[test]
 fn ui() {

@@ -1,0 +1,10 @@
+use dlock::{Result, distributed_lock};
+
+#[distributed_lock(key = "order:{order_id}", name = "")]
+async fn pay(order_id: u64) -> Result<u64> {
+    Ok(order_id)
+}
+
+fn main() {
+    let _ = pay;
+}
