@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use self::builder::DlockBuilder;
-use crate::backend::{Capabilities, Cursor, KeyState, Page};
+use crate::backend::{Capabilities, Cursor, KeyState, Page, unsupported};
 use crate::claim::{Holder, Mode};
 use crate::config::Config;
 use crate::driver::Core;
@@ -188,8 +188,7 @@ impl Dlock {
         if operators {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Unsupported, operation)
-            .saying(format!("{name}:// cannot list or break locks")))
+        Err(unsupported(name, operation))
     }
 
     /// What the backend can do.
