@@ -1,21 +1,23 @@
 //! The client.
 
 mod builder;
+mod global;
+mod local_state;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::builder::DlockBuilder;
+pub use self::global::{global, init};
+pub use self::local_state::{LocalHold, LocalState, LocalWait};
 use crate::backend::{Capabilities, Cursor, KeyState, Page, unsupported};
 use crate::claim::{Holder, Mode};
 use crate::config::Config;
 use crate::driver::Core;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, Result};
 use crate::extension::{ClientExtension, ExtensionMap};
-use crate::key::{IntoKey, Key};
-use crate::machine::{LeaseStatus, TicketSnapshot};
-use crate::primitives::guard::State;
+use crate::key::IntoKey;
 use crate::primitives::{Lock, MultiLock, Mutex, RwLock, Semaphore};
 
 /// A client of a lock backend. Cheap to clone; clones share everything.
@@ -228,42 +230,6 @@ impl Dlock {
         }
     }
 
-    /// What this process holds and waits for, through this client.
-    pub fn local_state(&self) -> LocalState {
-        let core = &self.handle.core;
-        let mut state = LocalState::default();
-        let now = core.now();
-        for seen in core.look_all(|machine| machine.snapshot(now)) {
-            for TicketSnapshot { key, mode, since, standing, holder } in seen {
-                let since = now.since(since);
-                let tags = holder.tags.clone();
-                match standing {
-                    None => state.waiting.push(LocalWait { key, mode, waiting_for: since, tags }),
-                    Some((token, standing)) => {
-                        let (lock_state, valid_for) = match standing {
-                            LeaseStatus::Held { until, certain } => {
-                                let state = if certain { State::Held } else { State::Uncertain };
-                                (state, until.since(now))
-                            }
-                            LeaseStatus::Lost(_) => (State::Lost, Duration::ZERO),
-                        };
-                        let token = (!mode.is_permits()).then_some(token);
-                        state.held.push(LocalHold {
-                            key,
-                            mode,
-                            token,
-                            state: lock_state,
-                            held_for: since,
-                            valid_for,
-                            tags,
-                        });
-                    }
-                }
-            }
-        }
-        state
-    }
-
     /// Ends the client in order: takes no new claims, waits up to `grace` for the
     /// guards there are, then tells the rest that they are lost, so that bodies
     /// under [`run`](crate::Guard::run) stop. Each lock is released when its guard
@@ -341,65 +307,4 @@ impl Health {
     pub fn is_ok(&self) -> bool {
         self.problem.is_none()
     }
-}
-
-/// What a process holds and waits for: [`Dlock::local_state`].
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct LocalState {
-    /// What it holds.
-    pub held: Vec<LocalHold>,
-    /// What it waits for.
-    pub waiting: Vec<LocalWait>,
-}
-
-/// A lock that this process holds.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub struct LocalHold {
-    pub key: Key,
-    pub mode: Mode,
-    pub token: Option<u64>,
-    pub state: State,
-    pub held_for: Duration,
-    pub valid_for: Duration,
-    pub tags: Vec<(String, String)>,
-}
-
-/// A lock that a task of this process waits for.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub struct LocalWait {
-    pub key: Key,
-    pub mode: Mode,
-    pub waiting_for: Duration,
-    pub tags: Vec<(String, String)>,
-}
-
-static GLOBAL: OnceLock<Dlock> = OnceLock::new();
-
-/// Makes this client the one that [`global`] returns.
-///
-/// # Errors
-/// `Config` if there is one already.
-pub fn init(dlock: Dlock) -> Result<()> {
-    GLOBAL.set(dlock).map_err(|_| {
-        Error::new(ErrorKind::Config, Operation::Configure)
-            .saying("dlock::init was called before; call it once, at the start")
-    })
-}
-
-/// The client of this code: that of the test around it
-/// ([`testing`](crate::testing)), else the one given to [`init`].
-///
-/// # Errors
-/// `NoClient` if there is none.
-pub fn global() -> Result<Dlock> {
-    crate::testing::scoped().or_else(|| GLOBAL.get().cloned()).ok_or_else(|| {
-        Error::new(ErrorKind::NoClient, Operation::Configure).saying(
-            "call dlock::init(Dlock::connect(url).await?) when the program starts, or in a test dlock::testing::scope(..)",
-        )
-    })
 }
