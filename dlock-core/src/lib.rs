@@ -66,7 +66,7 @@ pub use fence::{Access, Fence};
 pub use key::{IntoKey, Key, MAX_KEY_BYTES};
 pub use observe::Event;
 pub use primitives::guard::{Guard, Permits, State};
-pub use primitives::{Held, Lock, MultiGuard, MultiLock, Mutex, RwLock, Semaphore};
+pub use primitives::{Lock, LockGuard, MultiGuard, MultiLock, Mutex, RwLock, Semaphore};
 
 #[cfg(feature = "macros")]
 pub use dlock_macros::{distributed_lock, key};

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::lock::{Lock, Options, lock_options};
+use super::lock::Lock;
+use super::options::{Options, lock_options};
 use crate::claim::{LossReason, Mode, ReleaseOutcome, Token};
 use crate::client::Handle;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -70,7 +71,7 @@ impl MultiLock {
     /// # Cancel safety
     /// As [`Lock::lock`].
     pub async fn lock(&self) -> Result<MultiGuard> {
-        let until = self.options.until(self.handle.core.now());
+        let until = self.options.wait_end(self.handle.core.now());
         let mut guards = Vec::new();
         for lock in self.locks()? {
             let until = (!self.options.tries_once()).then_some(until);
