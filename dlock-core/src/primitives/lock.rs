@@ -8,6 +8,7 @@ use std::time::Duration;
 use tracing::Instrument as _;
 
 use super::acquire::{Acquire, Admission};
+use super::hold::Hold;
 use super::options::{Options, lock_options};
 use crate::claim::{Holder, Mode, Token};
 use crate::client::Handle;
@@ -17,7 +18,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 use crate::machine::{Lane, LockRequest, Refusal, Wait};
 use crate::observe::Event;
-use crate::primitives::guard::{Guard, Hold, Permits};
+use crate::primitives::guard::{Guard, Permits};
 use crate::primitives::reentry;
 
 /// The guard that a [`Lock`] gives: a [`Guard`] or [`Permits`].

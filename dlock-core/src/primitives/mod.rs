@@ -5,6 +5,7 @@
 
 mod acquire;
 pub(crate) mod guard;
+mod hold;
 mod lock;
 mod multi;
 mod options;

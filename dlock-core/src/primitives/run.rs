@@ -11,7 +11,7 @@ use crate::claim::LossReason;
 use crate::driver::TicketRef;
 use crate::error::{Body, Result};
 use crate::machine::LeaseStatus;
-use crate::primitives::guard::Hold;
+use crate::primitives::hold::Hold;
 use crate::primitives::reentry::{Frame, Inside};
 
 /// Somebody who wants to know when a lock is lost, for as long as this lives.
