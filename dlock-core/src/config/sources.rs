@@ -50,10 +50,10 @@ impl Config {
     /// valid. `DLOCK_KEY`, `DLOCK_TOKEN`, `DLOCK_REQUIRE_SERVERS`, `DLOCK_TEST_*` and
     /// the variables that Kubernetes sets for a service of that name are ignored.
     pub fn from_env(prefix: &str) -> Result<Self> {
-        let text = |(name, value): (OsString, OsString)| {
+        let utf8 = |(name, value): (OsString, OsString)| {
             Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
         };
-        Self::from_vars(prefix, std::env::vars_os().filter_map(text))
+        Self::from_vars(prefix, std::env::vars_os().filter_map(utf8))
     }
 
     /// The default configuration with the options of these variables, which are read
@@ -139,8 +139,8 @@ impl Config {
     }
 
     /// Sets the URL, and the options of its query.
-    fn set_url(&mut self, text: &str) -> Result<()> {
-        let mut url = parse_url(text)?;
+    fn set_url(&mut self, url: &str) -> Result<()> {
+        let mut url = parse_url(url)?;
         let options: Vec<(String, String)> = url
             .query_pairs()
             .map(|(name, value)| (name.into_owned(), value.into_owned()))
