@@ -1,13 +1,13 @@
-//! What the attribute asks of the types around it. The rest of what it expands
-//! to are calls that code by hand would make too.
+//! What the attribute `#[distributed_lock]` needs at run time. Its expansion
+//! otherwise calls only the public API.
 
 use crate::error::Error;
 
-/// What an annotated function can return without `on_error`: something that can
-/// say that the lock was not to be had, or was lost.
+/// A return type of an annotated function that can be made from an [`Error`], for
+/// when the lock was not acquired or was lost. Other return types need `on_error`.
 ///
-/// That is every `Result<T, E>` with `E: From<dlock::Error>`, under whatever
-/// alias. Implement it for a type of your own to return that:
+/// Every `Result<T, E>` with `E: From<dlock::Error>` is one, under any alias.
+/// Implement it for your own return type like this:
 ///
 /// ```
 /// use dlock::{Error, Fallible, distributed_lock, testing};
@@ -41,7 +41,7 @@ use crate::error::Error;
     note = "or add `on_error = |error| ..` to the attribute, a closure that makes what the function returns"
 )]
 pub trait Fallible {
-    /// What the function returns instead of its body's value.
+    /// Makes the value that the function returns instead of that of its body.
     fn from_error(error: Error) -> Self;
 }
 
@@ -51,8 +51,8 @@ impl<T, E: From<Error>> Fallible for Result<T, E> {
     }
 }
 
-/// Calls a handler of the attribute. As an argument of this, a closure has the
-/// type of its own argument inferred.
+/// Calls the handler in `on_error`. Passing the closure to a function lets the
+/// compiler infer the type of the closure's argument.
 #[doc(hidden)]
 pub fn handled<R>(error: Error, handler: impl FnOnce(Error) -> R) -> R {
     handler(error)

@@ -1,4 +1,4 @@
-//! The words that the client and a backend speak.
+//! The types that the client and a backend exchange: claims, grants, tokens, notices.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
-/// 128 random bits, new for every acquisition.
+/// The owner of a claim: 128 random bits, new for every acquisition.
 ///
-/// Whoever shows it owns the claim: acquire is idempotent by it, renew and
-/// release compare it on the server.
+/// A backend grants the same owner the same claim again, and renews or releases only
+/// the claim of the owner that asks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner([u64; 2]);
 
@@ -21,7 +21,7 @@ impl Owner {
         Owner([(bits >> 64) as u64, bits as u64])
     }
 
-    /// Its bits.
+    /// The bits of this owner.
     pub fn bits(self) -> u128 {
         (u128::from(self.0[0]) << 64) | u128::from(self.0[1])
     }
@@ -38,21 +38,21 @@ impl fmt::Display for Owner {
 }
 
 impl fmt::Debug for Owner {
-    /// Shows the first bits only: who knows an owner can release its lock.
+    /// Shows only the first bits, because whoever knows an owner can release its lock.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Owner({:08x}..)", self.0[0] >> 32)
     }
 }
 
-/// A fencing token: a whole number below 2^53, strictly rising for a key.
+/// A fencing token: a whole number below 2^53 that rises with every holder of a key.
 ///
-/// Send it along with every write made under the lock and let the resource
-/// refuse what is older than what it has seen: see [`Fence`](crate::Fence).
+/// Send it with every write that is made under the lock, and let the resource reject
+/// a write with a lower token than it has seen: see [`Fence`](crate::Fence).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(u64);
 
 impl Token {
-    /// The largest token; exact in JSON, JavaScript, Lua and BIGINT.
+    /// The largest token. It is exact in JSON, JavaScript, Lua and BIGINT.
     pub const MAX: Token = Token((1 << 53) - 1);
 
     /// The token with this number, if it is below 2^53.
@@ -60,7 +60,7 @@ impl Token {
         (number <= Self::MAX.0).then_some(Token(number))
     }
 
-    /// The number.
+    /// The token as a number.
     pub fn get(self) -> u64 {
         self.0
     }
@@ -72,42 +72,43 @@ impl fmt::Display for Token {
     }
 }
 
-/// What a claim wants of its key.
+/// How a key is held: exclusive, shared, or as permits of a semaphore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// Alone: a mutex, or the writing side of a read-write lock.
+    /// Exclusive: a mutex, or the write side of a read-write lock.
     Exclusive,
-    /// Together with other readers.
+    /// Shared with other readers: the read side of a read-write lock.
     Shared,
-    /// Some of a number of permits, in a key space of its own.
+    /// Some permits of a semaphore. Keys of semaphores are separate from those of locks.
     Permits {
-        /// How many.
+        /// The number of permits that are requested or held.
         count: u32,
-        /// Out of how many; each claim is checked against what it brings.
+        /// The capacity of the semaphore. Each claim is checked against the capacity
+        /// that it brings.
         of: u32,
     },
 }
 
 impl Mode {
-    /// Whether this is a claim on a semaphore, whose keys are apart.
+    /// Whether this is a claim on permits of a semaphore.
     pub fn is_permits(self) -> bool {
         matches!(self, Mode::Permits { .. })
     }
 }
 
-/// Who holds or waits: shown to operators and in time-out errors.
+/// Who holds a key or waits for it, as operators and errors show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Number of the client inside its process; a backend routes notices by it.
+    /// The number of the client inside its process; a backend routes notices by it.
     pub client: u64,
-    /// The client's name.
+    /// The name of the client.
     pub name: String,
-    /// The machine.
+    /// The host name of the machine.
     pub host: String,
-    /// The process.
+    /// The process id.
     pub pid: u32,
-    /// What `.tag(name, value)` said.
+    /// The tags that `.tag(name, value)` added.
     pub tags: Vec<(String, String)>,
 }
 
@@ -121,87 +122,90 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A request for a lock; granted, its lease.
+/// The longest time that a place in the queue lasts.
+const MAX_PATIENCE: Duration = Duration::from_secs(3);
+
+/// A request for a lock at the backend and, once it is granted, its lease.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// On what.
+    /// The key that the claim is on.
     pub key: Key,
-    /// By whom. The same owner asking again gets the same grant, with a fresh ttl.
+    /// The owner of the claim. The same owner gets the same grant again, with a new ttl.
     pub owner: Owner,
-    /// What for. Renewing an exclusive lease as shared downgrades it.
+    /// How the key is held. Renewing an exclusive lease as shared downgrades it.
     pub mode: Mode,
-    /// How long a grant lasts unless renewed.
+    /// How long a grant lasts if it is not renewed.
     pub ttl: Duration,
-    /// Whether to join the queue when busy.
+    /// Whether the claim joins the queue if the key is busy.
     pub queue: bool,
-    /// A lease of the same key that is given up in the same step, first.
+    /// The owner of a lease of the same key that is released first, in the same step.
     pub instead_of: Option<Owner>,
-    /// How many tokens the grant should bring, one for each local hand-over.
+    /// The number of tokens that the grant should bring, one for each local hand-over.
     pub tokens: u32,
-    /// Who asks.
+    /// The client that requests the lock.
     pub holder: Arc<Holder>,
-    /// When it was sent, by the asker's clock. Says nothing to the backend, which
-    /// keeps that of the latest asking in the queue and gives it back in
-    /// [`Notice::Granted`].
+    /// The moment when the claim was sent, by the clock of its sender. A backend does
+    /// not interpret it: it keeps the moment of the latest request in the queue and
+    /// returns it in [`Notice::Granted`].
     pub sent: Moment,
 }
 
 impl Claim {
-    /// How long a place in the queue lasts unless asked for again, and how long
-    /// a grant by hand-over lasts, from that asking, until it is confirmed: the
-    /// ttl, but 3 s at most, so that the places of a dead process end soon.
+    /// How long a place in the queue lasts if it is not requested again, and how long
+    /// a grant from the queue lasts, from that request on, until it is confirmed: the
+    /// ttl, but at most 3 s, so that the places of a dead process expire soon.
     pub fn patience(&self) -> Duration {
-        self.ttl.min(Duration::from_secs(3))
+        self.ttl.min(MAX_PATIENCE)
     }
 }
 
-/// The lock was given.
+/// The tokens that came with a granted lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The first of its tokens; zero for permits, which have none.
+    /// The first token of the grant; zero for permits, which have none.
     pub first: u64,
-    /// How many tokens there are.
+    /// The number of tokens in the grant.
     pub count: u32,
 }
 
-/// The outcome of one try.
+/// The outcome of one [`Backend::acquire`](crate::Backend::acquire).
 #[derive(Clone, Debug)]
 pub enum AcquireOutcome {
-    /// The lock was given.
+    /// The lock was granted.
     Granted(Grant),
-    /// Somebody else has it, and the claim did not want to wait.
+    /// Somebody else holds the key, and the claim did not want to queue.
     Busy {
-        /// Who, if the backend can tell.
+        /// The holder, if the backend knows it.
         holder: Option<Arc<Holder>>,
     },
-    /// Somebody else has it; the claim stands in the queue and a
-    /// [`Notice`] will come.
+    /// Somebody else holds the key; the claim is in the queue, and a [`Notice`] will
+    /// come.
     Queued {
-        /// Who, if the backend can tell.
+        /// The holder, if the backend knows it.
         holder: Option<Arc<Holder>>,
-        /// When the lease in the way ends if it is not renewed.
+        /// The time until the lease of the holder expires if it is not renewed.
         free_in: Option<Duration>,
     },
 }
 
-/// The outcome of a renewal.
+/// The outcome of renewing one lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewOutcome {
-    /// It lasts a ttl more.
+    /// The lease was renewed by its ttl.
     Held {
-        /// Whether somebody else wants the key.
+        /// Whether somebody else waits for the key.
         others_wait: bool,
     },
     /// The backend does not know this owner as a holder.
     Lost,
 }
 
-/// How a lease is given back.
+/// When the key of a released lease is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// At once.
+    /// The key is free at once.
     Now,
-    /// The key stays taken for this long.
+    /// The key stays taken for this long after the release.
     After(Duration),
 }
 
@@ -209,47 +213,48 @@ pub enum Release {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum ReleaseOutcome {
-    /// The lock was held until now.
+    /// The lock was held until now, and is released.
     Released,
-    /// The lock had been lost before; whoever holds it now was not touched.
+    /// The lock had been lost before. A new holder, if there is one, still holds it.
     AlreadyLost,
 }
 
-/// What a backend tells a client unasked.
+/// A message that a backend sends to a client without a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A queued claim was given the lock.
+    /// A queued claim was granted.
     Granted {
-        /// With these tokens.
+        /// The tokens of the grant.
         grant: Grant,
-        /// When the asking was sent that the hand-over lasts from. A notice may
-        /// be late, even later than the end of what it tells of.
+        /// The moment when the latest request of the claim was sent. The grant lasts
+        /// from then on, so a notice that is late may tell of an expired grant.
         sent: Moment,
     },
-    /// A queued claim may find the lock free now.
+    /// The lock may be free now, so a queued claim should be requested again.
     TryAgain,
-    /// A lease ended: broken by an operator, or its session expired.
+    /// A lease was lost: it was broken by an operator, or its session expired.
     Lost(LossReason),
 }
 
-/// Why a lock that was held is no longer.
+/// The reason why a held lock was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// It could not be renewed before its deadline.
+    /// The lock could not be renewed before its deadline.
     Deadline,
-    /// The backend no longer knew it: its data was lost, or it came too late.
+    /// The backend no longer knew the lock: the backend lost its data, or the renewal
+    /// came too late.
     Forgotten,
-    /// Somebody broke it.
+    /// An operator broke the lock.
     Broken {
-        /// Who.
+        /// The client that broke the lock.
         by: String,
     },
-    /// It was held for as long as `max_hold` allows.
+    /// The lock was held for as long as `max_hold` allows.
     MaxHold,
     /// The client was shut down.
     Shutdown,
-    /// The lock that it was nested in was given back.
+    /// The outer lock that this lock was nested in was released.
     Released,
 }
 
@@ -259,33 +264,39 @@ impl fmt::Display for LossReason {
             LossReason::Deadline => f.write_str("it could not be renewed before its deadline"),
             LossReason::Forgotten => f.write_str("the backend no longer knew it"),
             LossReason::Broken { by } => write!(f, "it was broken by {by}"),
-            LossReason::MaxHold => f.write_str("it was held for max_hold"),
+            LossReason::MaxHold => {
+                f.write_str("it was held for the longest time that max_hold allows")
+            }
             LossReason::Shutdown => f.write_str("the client was shut down"),
-            LossReason::Released => f.write_str("the lock that it was nested in was given back"),
+            LossReason::Released => f.write_str("the lock that it was nested in was released"),
         }
     }
 }
 
-/// What a call asks.
+/// A request to a backend, one of several that share a round trip.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "as in the trait Backend")]
 pub enum Request {
+    /// [`Backend::acquire`](crate::Backend::acquire).
     Acquire(Arc<Claim>),
+    /// [`Backend::renew`](crate::Backend::renew) of one lease.
     Renew(Arc<Claim>),
+    /// [`Backend::release`](crate::Backend::release).
     Release(Arc<Claim>, Release),
 }
 
-/// What a call was answered.
+/// The answer to a [`Request`].
 #[derive(Clone, Debug)]
-#[allow(missing_docs, reason = "as in the trait Backend")]
 pub enum Answer {
+    /// The answer to [`Request::Acquire`].
     Acquire(Result<AcquireOutcome>),
+    /// The answer to [`Request::Renew`].
     Renew(Result<RenewOutcome>),
+    /// The answer to [`Request::Release`].
     Release(Result<ReleaseOutcome>),
 }
 
 impl Request {
-    /// What is being done.
+    /// The operation that is requested.
     pub fn operation(&self) -> Operation {
         match self {
             Request::Acquire(_) => Operation::Acquire,
@@ -294,14 +305,14 @@ impl Request {
         }
     }
 
-    /// What it is about.
+    /// The claim that the request is about.
     pub fn claim(&self) -> &Claim {
         match self {
             Request::Acquire(claim) | Request::Renew(claim) | Request::Release(claim, _) => claim,
         }
     }
 
-    /// The answer that it failed.
+    /// The answer that the request failed with this error.
     pub fn failed(&self, error: Error) -> Answer {
         match self {
             Request::Acquire(_) => Answer::Acquire(Err(error)),
@@ -310,9 +321,13 @@ impl Request {
         }
     }
 
-    /// The answer that there was none.
+    /// The answer when the backend gave none.
     pub(crate) fn unanswered(&self) -> Answer {
         let error = Error::new(ErrorKind::Unknown, self.operation());
-        self.failed(error.saying("the backend did not answer in time"))
+        self.failed(
+            error.saying(
+                "the backend did not answer in time; the change may or may not have been made",
+            ),
+        )
     }
 }

@@ -1,4 +1,4 @@
-//! Time as the machines see it: a [`Moment`] is handed in, never read.
+//! Clocks. The machine gets a [`Moment`] as an argument and never reads a clock.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -27,7 +27,7 @@ impl Moment {
         self.0 / 1_000
     }
 
-    /// How long ago `earlier` was; zero if it is still to come.
+    /// The time from `earlier` to this moment; zero if `earlier` is later.
     pub fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -61,16 +61,16 @@ impl fmt::Debug for Moment {
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-const SUSPENDED_TIME_COUNTS: rustix::time::ClockId = rustix::time::ClockId::Boottime;
-/// Elsewhere the monotonic clock must do, whatever it counts.
+const SYSTEM_CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+/// Other systems have only the monotonic clock, which may stop while suspended.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-const SUSPENDED_TIME_COUNTS: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+const SYSTEM_CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
 
-/// Where a client reads the time.
+/// The clock that a client reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Clock {
-    /// Counts the time that the machine was suspended, so that a laptop that
-    /// slept past a deadline wakes up to a lost lock.
+    /// The system's clock, which counts the time that the machine was suspended: a
+    /// laptop that slept past a deadline has lost its lock when it wakes up.
     Boot,
     /// Tokio's clock, which a test can pause.
     Tokio(tokio::time::Instant),
@@ -82,9 +82,9 @@ impl Clock {
     }
 
     pub(crate) fn tokio() -> Self {
-        // The whole process shares one start, so that moments of several
-        // clients of one store can be compared.
-        // By the real clock: a paused one may be far ahead.
+        // The whole process shares one start, so that the moments of several clients
+        // of one store can be compared. The start is read from the real clock, since
+        // a paused clock may be far ahead.
         static START: std::sync::OnceLock<tokio::time::Instant> = std::sync::OnceLock::new();
         Clock::Tokio(*START.get_or_init(|| std::time::Instant::now().into()))
     }
@@ -92,7 +92,7 @@ impl Clock {
     pub(crate) fn now(self) -> Moment {
         match self {
             Clock::Boot => {
-                let time = rustix::time::clock_gettime(SUSPENDED_TIME_COUNTS);
+                let time = rustix::time::clock_gettime(SYSTEM_CLOCK);
                 let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
                 let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
                 Moment(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))

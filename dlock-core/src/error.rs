@@ -1,4 +1,4 @@
-//! What can go wrong, on which key, and what to do about it.
+//! The error type: what happened, on which key, and what to do.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,39 +9,42 @@ use crate::key::Key;
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The kind of an [`Error`]: what a program decides by.
+/// The kind of an [`Error`], by which a program decides what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An argument is out of bounds: key, ttl, permits. Mend the call.
+    /// An argument is not valid, such as a key, a ttl or a number of permits. Fix the
+    /// call.
     Invalid,
-    /// The URL or the configuration is wrong. Mend it and start again.
+    /// The URL or the configuration is not valid. Fix it and start again.
     Config,
-    /// The backend cannot do this; see its `Capabilities`.
+    /// The backend cannot do this; see its [`Capabilities`](crate::Capabilities).
     Unsupported,
-    /// The lock was still held by somebody else when the wait was over.
+    /// Somebody else still held the lock when the wait was over.
     TimedOut,
-    /// Too many tasks of this process wait for this key already.
+    /// Too many tasks of this process already wait for this key.
     Overloaded,
-    /// Waiting here could never end: the caller itself is in the way.
+    /// The wait could never end, because the caller itself holds what it waits for.
     WouldDeadlock,
-    /// The lock was held and is no longer: deadline passed, broken, or ended by
-    /// `max_hold` or `shutdown`. A write under way may or may not have happened.
+    /// The lock was held and is no longer held: its deadline passed, it was broken,
+    /// or it was ended by `max_hold` or `shutdown`. A write that was under way may or
+    /// may not have happened.
     Lost,
-    /// The backend could not be reached or refused for now; nothing was applied.
+    /// The backend could not be reached, or refused for now. Nothing was changed.
     Unavailable,
-    /// The backend did not answer: applied or not, nobody knows yet.
+    /// The backend did not answer, so the change may or may not have been made.
     Unknown,
-    /// The backend refuses these credentials or rights.
+    /// The backend refused the credentials, or they lack a right.
     Denied,
-    /// The client is shutting down and takes no new claims.
+    /// The client is shutting down and accepts no new requests.
     ShuttingDown,
-    /// No client was set up: see [`init`](crate::init).
+    /// There is no global client: see [`init`](crate::init).
     NoClient,
 }
 
 impl ErrorKind {
-    /// Whether the same call may succeed later without anybody mending anything.
+    /// Whether the same call may succeed later without a change of program or
+    /// configuration.
     pub fn is_retryable(self) -> bool {
         matches!(
             self,
@@ -53,12 +56,12 @@ impl ErrorKind {
         )
     }
 
-    /// Whether somebody else holding the lock is the reason.
+    /// Whether the reason is that others hold the lock or wait for it.
     pub fn is_busy(self) -> bool {
         matches!(self, ErrorKind::TimedOut | ErrorKind::Overloaded)
     }
 
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             ErrorKind::Invalid => "invalid argument",
             ErrorKind::Config => "invalid configuration",
@@ -76,34 +79,34 @@ impl ErrorKind {
     }
 }
 
-/// What was being done when an [`Error`] arose.
+/// The operation that failed with an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
     /// Reading the configuration or the URL.
     Configure,
-    /// Reaching the backend.
+    /// Connecting to the backend.
     Connect,
-    /// Taking a lock.
+    /// Acquiring a lock.
     Acquire,
-    /// Prolonging a lease.
+    /// Renewing a lease.
     Renew,
-    /// Giving a lock back.
+    /// Releasing a lock.
     Release,
-    /// Running under a lock.
+    /// Running work under a lock.
     Hold,
-    /// Looking at a key.
+    /// Inspecting a key.
     Inspect,
     /// Listing keys.
     List,
-    /// Breaking somebody's lock.
+    /// Breaking the lock of somebody else.
     Break,
-    /// Counting stock, beside the locks.
+    /// Changing the stock of an inventory (`dlock-segment`).
     Stock,
 }
 
 impl Operation {
-    fn words(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Operation::Configure => "configure",
             Operation::Connect => "connect",
@@ -119,21 +122,22 @@ impl Operation {
     }
 }
 
-/// What became of the work that was to run under the lock.
+/// How far the work under a lock got before the [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Body {
-    /// It did not begin.
+    /// The work did not start.
     NotRun,
-    /// It was dropped at an await because the lock was lost: what it had sent out
-    /// may or may not have happened.
+    /// The work was dropped at an await because the lock was lost. A write that it
+    /// had sent may or may not have happened.
     Cancelled,
 }
 
-/// What happened, during what, on which key, and what to do.
+/// An error: its kind, the operation that failed, the key, and a message that says
+/// what happened and what to do.
 ///
-/// The message names the key by its label (see [`Key::label`]); the values in it
-/// are to be had from [`Error::key`] only.
+/// The message shows the key's label (see [`Key::label`]), not the values in it;
+/// those are in [`Error::key`].
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -149,7 +153,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of this kind; the other methods add what is known.
+    /// Makes an error of this kind; the other methods add to it.
     pub fn new(kind: ErrorKind, operation: Operation) -> Self {
         Error(Box::new(Inner {
             kind,
@@ -162,28 +166,29 @@ impl Error {
         }))
     }
 
-    /// Says in words what happened and what to do. No secrets, no key values.
+    /// Sets the message: what happened and what to do. It must not contain secrets or
+    /// the values of keys.
     #[must_use]
     pub fn saying(mut self, detail: impl Into<String>) -> Self {
         self.0.detail = detail.into();
         self
     }
 
-    /// Says on which key.
+    /// Sets the key that the error is about.
     #[must_use]
     pub fn on(mut self, key: &Key) -> Self {
         self.0.key = Some(key.clone());
         self
     }
 
-    /// Says what made it fail.
+    /// Sets the error that caused this one.
     #[must_use]
     pub fn because(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.0.source = Some(Arc::new(source));
         self
     }
 
-    /// The same fault, met while doing something else.
+    /// Sets the operation that failed.
     #[cfg(feature = "redis")]
     #[must_use]
     pub(crate) fn during(mut self, operation: Operation) -> Self {
@@ -191,32 +196,34 @@ impl Error {
         self
     }
 
-    pub(crate) fn about_key_text(mut self, template: &'static str) -> Self {
+    /// Sets the label of a key that could not be made.
+    pub(crate) fn with_key_label(mut self, template: &'static str) -> Self {
         self.0.key_label = template;
         self
     }
 
+    /// Sets how far the work under the lock got.
     pub(crate) fn with_body(mut self, body: Body) -> Self {
         self.0.body = body;
         self
     }
 
-    /// What became of the work that was to run under the lock.
+    /// How far the work under the lock got.
     pub fn body(&self) -> Body {
         self.0.body
     }
 
-    /// The kind, to decide by.
+    /// The kind of the error, by which a program decides what to do.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What was being done.
+    /// The operation that failed.
     pub fn operation(&self) -> Operation {
         self.0.operation
     }
 
-    /// The key, where one is concerned.
+    /// The key that the error is about, if there is one.
     pub fn key(&self) -> Option<&Key> {
         self.0.key.as_ref()
     }
@@ -225,7 +232,7 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, operation, key, key_label, detail, .. } = &*self.0;
-        write!(f, "{}: {}", operation.words(), kind.words())?;
+        write!(f, "{}: {}", operation.name(), kind.description())?;
         match key {
             Some(key) => write!(f, " (key `{}`)", key.label())?,
             None if !key_label.is_empty() => write!(f, " (key `{key_label}`)")?,
@@ -242,7 +249,7 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Error({self}")?;
         if let Some(source) = &self.0.source {
-            write!(f, "; because {source}")?;
+            write!(f, "; caused by: {source}")?;
         }
         f.write_str(")")
     }

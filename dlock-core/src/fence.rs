@@ -1,24 +1,24 @@
-//! The resource's side of a fencing token.
+//! The check of fencing tokens that a resource makes.
 
 use crate::claim::Token;
 
-/// How a resource is touched under a lock.
+/// The kind of lock under which a resource is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Under a mutex or the writing side of a read-write lock.
+    /// A mutex or the write side of a read-write lock.
     Exclusive,
-    /// Under the reading side of a read-write lock.
+    /// The read side of a read-write lock.
     Shared,
 }
 
-/// Rejects the writes of a holder that has been overtaken.
+/// The check with which a resource rejects a holder that lost its lock.
 ///
-/// No lock service can stop a process that was paused while it held the lock
-/// and wakes up after somebody else took it. The resource can: it keeps two
-/// numbers and lets pass
-/// - an exclusive access that is not older than the last exclusive one and newer
-///   than every shared one;
-/// - a shared access that is newer than the last exclusive one.
+/// No lock service can stop a process that was paused while it held the lock and
+/// wakes up after somebody else acquired it. The resource can: it keeps two numbers
+/// and accepts
+/// - an exclusive access whose token is not lower than the last exclusive one and
+///   higher than every shared one;
+/// - a shared access whose token is higher than the last exclusive one.
 ///
 /// ```
 /// use dlock::{Access, Fence, Token};
@@ -29,8 +29,8 @@ pub enum Access {
 /// assert!(!fence.pass(Access::Exclusive, old), "a stale holder is rejected");
 /// ```
 ///
-/// The same check where the resource lives, with the numbers beside the data
-/// (`docs/fencing.md` has both registers):
+/// The same check in a database, with the two numbers in the row of the data
+/// (`docs/fencing.md` has the whole example):
 ///
 /// ```sql
 /// UPDATE orders SET state = $1, fence = $2
@@ -43,7 +43,7 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Whether this access may happen; if so it is remembered.
+    /// Whether the resource should accept this access. If so, its token is remembered.
     #[must_use]
     pub fn pass(&mut self, access: Access, token: Token) -> bool {
         let token = token.get();

@@ -1,4 +1,4 @@
-//! Keys: what is locked.
+//! Keys: the names of what is locked.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::collections::hash_of;
 use crate::error::{Error, ErrorKind, Operation};
 
-/// The longest key, in bytes, after escaping.
+/// The length of the longest key, in bytes, after escaping.
 pub const MAX_KEY_BYTES: usize = 512;
 
-/// The name of one lockable thing.
+/// The name of something that is locked.
 ///
-/// Made by [`key!`](crate::key!), which escapes every value it interpolates, so
+/// [`key!`](crate::key!) makes it from a template and escapes every value in it, so
 /// that no value can name another key:
 ///
 /// ```
@@ -22,27 +22,27 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// # Ok(()) }
 /// ```
 ///
-/// or from a text of your own by [`Key::new`], which escapes nothing.
+/// [`Key::new`] makes it from a string and escapes nothing.
 ///
 /// `Debug`, logs and error messages show the template (`user:{user}`), not the
-/// values: those may be personal data. [`Key::as_str`] gives the whole text.
+/// values, which may be personal data. [`Key::as_str`] gives the whole key.
 #[derive(Clone)]
 pub struct Key(Arc<Inner>);
 
 #[derive(Clone)]
 struct Inner {
     text: Box<str>,
-    /// The template; empty when the text itself came from code.
+    /// The template; empty if the key was made from a string.
     template: &'static str,
     hash: u64,
 }
 
 impl Key {
-    /// A key with exactly this text.
+    /// Makes a key from exactly this string.
     ///
     /// # Errors
-    /// `Invalid` if the text is empty, longer than [`MAX_KEY_BYTES`] or
-    /// contains a control character.
+    /// `Invalid` if the string is empty, longer than [`MAX_KEY_BYTES`] or contains a
+    /// control character.
     pub fn new(text: impl AsRef<str>) -> Result<Self, Error> {
         Self::checked(text.as_ref(), "")
     }
@@ -51,10 +51,10 @@ impl Key {
         let fault = |what: String| {
             Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
                 .saying(what)
-                .about_key_text(template))
+                .with_key_label(template))
         };
         if text.is_empty() {
-            return fault("the key is empty; give the lock a name, such as `order:7`".into());
+            return fault("the key is empty; write a name such as `order:7`".into());
         }
         if text.len() > MAX_KEY_BYTES {
             return fault(format!(
@@ -69,18 +69,18 @@ impl Key {
         Ok(Key(Arc::new(Inner { text: text.into(), template, hash: hash_of(text) })))
     }
 
-    /// The whole text, values included.
+    /// The whole key as a string, with the values in it.
     pub fn as_str(&self) -> &str {
         &self.0.text
     }
 
-    /// What may be shown to anybody: the template if values were interpolated,
-    /// else the text.
+    /// The name that may be shown to anybody: the template if the key has one, else
+    /// the key itself.
     pub fn label(&self) -> &str {
         if self.0.template.is_empty() { &self.0.text } else { self.0.template }
     }
 
-    /// Whether this is the very same key, shown under the same name.
+    /// Whether this is a clone of the same key, with the same label.
     pub(crate) fn is_same(&self, other: &Key) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -89,15 +89,15 @@ impl Key {
         self.0.hash
     }
 
-    /// The same key, shown under this name to people and metrics.
+    /// The same key with another label, for logs, errors and metrics.
     #[must_use]
     pub fn named(mut self, name: &'static str) -> Self {
         Arc::make_mut(&mut self.0).template = name;
         self
     }
 
-    /// A part of this key: its text, a colon and the name of the part, escaped as
-    /// a value is. Shown as this key is.
+    /// The key of a part: this key, a colon and the name of the part, which is
+    /// escaped as a value. It has the label of this key.
     ///
     /// # Errors
     /// As [`Key::new`].
@@ -107,7 +107,7 @@ impl Key {
         whole.value(format_args!("{name}")).finish()
     }
 
-    /// The template or, for a key made from a text, an empty string.
+    /// The template; an empty string for a key that was made from a string.
     #[doc(hidden)]
     pub fn template(&self) -> &'static str {
         self.0.template
@@ -141,12 +141,13 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What a lock can be named by: a [`Key`], what [`key!`](crate::key!) makes, or
-/// a text that needs no escaping.
+/// Something that a key can be made from: a [`Key`], the result of
+/// [`key!`](crate::key!), or a string that needs no escaping.
 ///
-/// A fault in the key is told by `lock()`, so that the call chain needs one `?`.
+/// If the key is not valid, `lock()` returns the error, so that the call chain needs
+/// only one `?`.
 pub trait IntoKey {
-    /// The key, or what is wrong with it.
+    /// Makes the key.
     ///
     /// # Errors
     /// As [`Key::new`].
@@ -179,7 +180,7 @@ impl IntoKey for String {
     }
 }
 
-/// Builds a key from a template; `key!` expands to calls of this.
+/// Builds a key from a template. `key!` expands to calls of its methods.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct KeyWriter {
@@ -201,7 +202,7 @@ impl KeyWriter {
 
     #[doc(hidden)]
     pub fn value(mut self, value: fmt::Arguments<'_>) -> Self {
-        // A value whose Display fails leaves a key that no other value makes.
+        // A value whose `Display` fails makes the key invalid.
         if Escape(&mut self.text).write_fmt(value).is_err() && self.text.len() <= MAX_KEY_BYTES {
             self.text.push('\u{0}');
         }
@@ -214,7 +215,7 @@ impl KeyWriter {
     }
 }
 
-/// Percent-escapes everything that could separate, open or close something.
+/// Percent-escapes every character that has a meaning in a key or a backend.
 struct Escape<'a>(&'a mut String);
 
 impl Escape<'_> {
@@ -229,7 +230,7 @@ impl fmt::Write for Escape<'_> {
     fn write_str(&mut self, piece: &str) -> fmt::Result {
         for c in piece.chars() {
             if self.0.len() > MAX_KEY_BYTES {
-                return Err(fmt::Error); // too long already: finish() says so
+                return Err(fmt::Error); // it is too long already; finish() reports that
             }
             if Self::keeps(c) {
                 self.0.push(c);

@@ -1,36 +1,56 @@
-//! Distributed locks: one API over the store you already run.
+//! Distributed locks for Rust services: a mutex, a read-write lock or a semaphore that
+//! tasks on many machines share, kept in the store that you already run.
 //!
 //! ```
 //! use dlock::{Dlock, key};
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
-//! let dlock = Dlock::connect("memory://").await?;
+//! let dlock = Dlock::connect("memory://").await?; // or redis://localhost
 //! let id = 7;
-//! let guard = dlock.mutex(key!("order:{id}")).lock().await?; // waits without polling, renews by itself
-//! println!("write with token {}", guard.token()); // rising for this key
-//! guard.release().await?; // or drop it
+//! let guard = dlock.mutex(key!("order:{id}")).lock().await?; // waits without polling
+//! println!("write with token {}", guard.token()); // it rises with every holder
+//! let _ = guard.release().await?; // or drop the guard
 //! # Ok(()) }
 //! ```
 //!
+//! The guard renews its lock in the background. If the process dies, the lock is free
+//! again after its ttl, which is 30 s by default.
+//!
 //! # What is promised
 //!
-//! - While a guard is [`State::Held`] or [`State::Uncertain`] nobody else's guard
-//!   of that key is, as long as the backend neither loses data nor has its clock
-//!   set.
-//! - A guard knows when its lock is lost, by its own clock, whatever the network
-//!   does: [`Guard::state`], [`Guard::lost`], [`Guard::run`].
-//! - Every guard of a lock has a [`Token`], higher than those before it, so that
-//!   the resource can reject a holder that was overtaken: [`Fence`].
-//! - Whatever is dropped, at whatever await, leaves no lock and no place in a
-//!   queue behind.
+//! - **Exclusion.** While a guard is [`State::Held`] or [`State::Uncertain`], nobody
+//!   else's guard of that key is, as long as the backend does not lose data and its
+//!   clock is not set.
+//! - **Loss is noticed.** A guard knows by its own clock when its lock is lost, also
+//!   when the network is down: [`Guard::state`], [`Guard::lost`], [`Guard::run`].
+//! - **Fencing.** Every guard has a [`Token`] that is higher than those of earlier
+//!   holders, so that the resource can reject a holder that lost its lock: [`Fence`].
+//! - **Cancel safety.** A future or guard that is dropped, at any await, leaves neither
+//!   a lock nor a place in a queue behind.
 //!
-//! # What is not
+//! # What is not promised
 //!
-//! - No lock service can stop a process that was paused while it held a lock and
-//!   wakes up after it went to somebody else. Send the token along.
-//! - `memory://` locks between the tasks and clients of one process only.
+//! - No lock service can stop a process that was paused while it held a lock and wakes
+//!   up after somebody else acquired it. Send the token with every write.
+//! - A backend that loses data, by a restart without persistence for example, loses
+//!   locks.
+//! - `memory://` locks only between the tasks and clients of one process.
+//!
+//! # Where to look next
+//!
+//! | you want | look at |
+//! |---|---|
+//! | to connect and configure | [`Dlock`], [`DlockBuilder`], [`Config`] |
+//! | to lock | [`Dlock::mutex`], [`Dlock::rwlock`], [`Dlock::semaphore`], [`Dlock::all_of`], and their options in [`Lock`] |
+//! | to run a whole function under a lock | `#[distributed_lock]` (feature `macros`) |
+//! | to work under a lock and stop when it is lost | [`Guard::run`], [`Guard::lost`] |
+//! | to handle errors | [`ErrorKind`], [`Error`] |
+//! | to test code that locks | [`testing`] |
+//! | logs, metrics, events | [`observe`] |
+//! | to see or break locks | [`Dlock::inspect`], [`Dlock::list`], [`Dlock::break_lock`] |
+//! | to write a backend | [`Backend`], [`backend`] |
 
-#[allow(unused_extern_crates, reason = "expanded macros name the crate so, inside it too")]
+#[allow(unused_extern_crates, reason = "expanded macros name the crate `dlock`, also inside it")]
 extern crate self as dlock;
 
 mod attribute;
@@ -66,19 +86,19 @@ pub use fence::{Access, Fence};
 pub use key::{IntoKey, Key, MAX_KEY_BYTES};
 pub use observe::Event;
 pub use primitives::guard::{Guard, Permits, State};
-pub use primitives::{Held, Lock, MultiGuard, MultiLock, Mutex, RwLock, Semaphore};
+pub use primitives::{Lock, LockGuard, MultiGuard, MultiLock, Mutex, RwLock, Semaphore};
 
 #[cfg(feature = "macros")]
 pub use dlock_macros::{distributed_lock, key};
 
-/// What expanded macros use.
+/// The items that expanded macros use.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::attribute::handled;
     pub use crate::key::KeyWriter;
 }
 
-/// The examples of `docs/` compile and run; those of the README do in `examples`.
+/// Compiles and runs the examples of `docs/`. Those of the README run in `examples`.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../../docs/fencing.md")]

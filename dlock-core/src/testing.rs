@@ -1,5 +1,6 @@
-//! For tests of code that takes locks: a client of its own for each test, and
-//! faults on demand. No server, no thread; works under `tokio::time::pause`.
+//! Help for tests of code that uses locks: a client for each test, and faults on
+//! demand. It needs neither a server nor a thread, and works under
+//! `tokio::time::pause`.
 //!
 //! ```
 //! use dlock::{ErrorKind, State, testing};
@@ -35,14 +36,14 @@ tokio::task_local! {
 #[derive(Clone)]
 struct Scope {
     dlock: Dlock,
-    /// Another client of the same store: the somebody else of a test.
+    /// Another client of the same store, which stands for another process.
     other: Dlock,
 }
 
-/// An in-memory client that nobody else uses.
+/// Makes a client with its own in-memory store, which nobody else uses.
 ///
 /// # Panics
-/// Never in practice: the defaults are valid.
+/// If the in-memory backend does not start, which does not happen in practice.
 pub fn client() -> Dlock {
     new_scope().dlock
 }
@@ -53,14 +54,34 @@ fn new_scope() -> Scope {
     let dlock = Dlock::builder().backend(store).client_name("test");
     match (dlock.connect_lazy(), other.connect_lazy()) {
         (Ok(dlock), Ok(other)) => Scope { dlock, other },
-        (Err(error), _) | (_, Err(error)) => panic!("the embedded backend did not start: {error}"),
+        (Err(error), _) | (_, Err(error)) => panic!("the in-memory backend did not start: {error}"),
     }
 }
 
-/// Runs a future with an in-memory client of its own: inside it
-/// [`global`], and so the attribute, uses that client.
+/// Runs a future with its own in-memory client: inside the future [`global`], and so
+/// the attribute, uses that client.
 ///
-/// Tasks spawned inside are outside; give them a clone of the client.
+/// Tasks that the future spawns are outside the scope; give them a clone of the
+/// client.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+/// use dlock::testing;
+///
+/// testing::scope(async {
+///     let guard = dlock::global()?.mutex("order:7").lock().await?;
+///     assert_eq!(guard.key().as_str(), "order:7");
+///     Ok(())
+/// })
+/// .await
+/// # }
+/// ```
+///
+/// # Errors
+/// It returns none of its own, only the output of the future.
+///
+/// # Cancel safety
+/// Dropping this drops the future and its client.
 pub async fn scope<T>(future: impl Future<Output = T>) -> T {
     SCOPE.scope(new_scope(), future).await
 }
@@ -71,36 +92,71 @@ pub(crate) fn scoped() -> Option<Dlock> {
 
 fn other() -> Result<Dlock> {
     SCOPE.try_with(|scope| scope.other.clone()).map_err(|_| {
-        Error::new(ErrorKind::NoClient, Operation::Configure)
-            .saying("call this inside dlock::testing::scope(..)")
+        Error::new(ErrorKind::NoClient, Operation::Configure).saying(
+            "force_busy and force_lost work only inside dlock::testing::scope(..); call them there",
+        )
     })
 }
 
-/// Somebody else holds this key until the guard is dropped.
+/// Makes another client hold this key until the guard is dropped.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+/// use dlock::testing;
+///
+/// testing::scope(async {
+///     let busy = testing::force_busy("order:7").await?;
+///     assert!(dlock::global()?.mutex("order:7").try_lock().await?.is_none());
+///     # drop(busy);
+///     Ok(())
+/// })
+/// .await
+/// # }
+/// ```
 ///
 /// # Errors
-/// `NoClient` outside [`scope`], `TimedOut` if the key is held already.
+/// `NoClient` outside [`scope`], `TimedOut` if somebody holds the key already.
+///
+/// # Cancel safety
+/// Dropping the future leaves neither a lock nor a place in a queue.
 pub async fn force_busy(key: impl IntoKey) -> Result<Guard> {
     other()?.mutex(key).wait(std::time::Duration::ZERO).lock().await
 }
 
-/// Whoever holds this key has lost it.
+/// Makes every holder of this key lose it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+/// use dlock::{State, testing};
+///
+/// testing::scope(async {
+///     let guard = dlock::global()?.mutex("order:7").lock().await?;
+///     testing::force_lost("order:7").await?;
+///     assert_eq!(guard.state(), State::Lost);
+///     Ok(())
+/// })
+/// .await
+/// # }
+/// ```
 ///
 /// # Errors
-/// `NoClient` outside [`scope`], `Invalid` if nobody holds it.
+/// `NoClient` outside [`scope`], `Invalid` if nobody holds the key.
+///
+/// # Cancel safety
+/// When the future is dropped the key may have been lost or not.
 pub async fn force_lost(key: impl IntoKey) -> Result<()> {
     let key = key.into_key()?;
     match other()?.break_lock(&key).await? {
         0 => Err(Error::new(ErrorKind::Invalid, Operation::Break)
             .on(&key)
-            .saying("nobody holds it; force_lost needs a holder")),
+            .saying("nobody holds the key, so nobody can lose it; lock it before force_lost")),
         _ => Ok(()),
     }
 }
 
 /// Whether the running code is under a lock of this key: inside
-/// [`Guard::run`](crate::Guard::run) or an annotated function, or else in a
-/// process whose [`global`](crate::global) client holds it.
+/// [`Guard::run`](crate::Guard::run) or an annotated function, or in a process whose
+/// [`global`](crate::global) client holds it.
 #[doc(hidden)]
 pub fn is_locked(key: &Key) -> bool {
     crate::primitives::reentry::is_inside(key)
@@ -116,7 +172,8 @@ pub fn is_locked(key: &Key) -> bool {
 /// [`Guard::run`](crate::Guard::run) or an annotated function, or in a process
 /// whose [`global`](crate::global) client holds it.
 ///
-/// Takes a template, as [`key!`](crate::key!) does, or anything that makes a key.
+/// The argument is a template, as for [`key!`](crate::key!), or anything that makes a
+/// key.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -153,7 +210,7 @@ macro_rules! __assert_locked {
     };
 }
 
-/// A literal as a key. Without the feature `macros` it is the key's text.
+/// Makes a key from a literal. Without the feature `macros` the literal is the key.
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 #[macro_export]

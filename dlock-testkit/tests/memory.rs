@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use dlock::backend::memory::Memory;
 use dlock::backend::{AcquireOutcome, Claim, Grant, Release, RenewOutcome};
-use dlock::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
-use dlock::{Holder, Key, ReleaseOutcome, Result};
+use dlock::backend::{Backend, Call, Capabilities, KeyState, Listener};
+use dlock::{Key, ReleaseOutcome, Result};
 use dlock_testkit::Faulty;
 use dlock_testkit::conformance::Suite;
 
@@ -51,7 +51,9 @@ struct Careless(Memory);
 
 impl Backend for Careless {
     fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+        let mut capabilities = self.0.capabilities();
+        capabilities.operators = false; // it neither lists nor breaks locks
+        capabilities
     }
     fn open(&self, client: u64, listener: Weak<dyn Listener>) {
         self.0.open(client, listener);
@@ -71,17 +73,6 @@ impl Backend for Careless {
     }
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
         self.0.inspect(key)
-    }
-    fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>> {
-        self.0.list(prefix, cursor)
-    }
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>> {
-        self.0.break_lock(key, by, delay)
     }
     fn ping(&self) -> Call<'_, Result<()>> {
         self.0.ping()

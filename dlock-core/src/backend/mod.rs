@@ -181,17 +181,28 @@ pub trait Backend: Send + Sync + 'static {
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>>;
 
     /// Some of the keys in use that start with `prefix`, from `cursor` on.
-    fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>>;
+    ///
+    /// Optional: without it the answer is `Unsupported`, and
+    /// [`Capabilities::operators`] must be false.
+    fn list<'a>(&'a self, _prefix: &'a str, _cursor: Cursor) -> Call<'a, Result<Page>> {
+        Call::answered(Err(unsupported(self.capabilities().name, Operation::List)))
+    }
 
-    /// Takes the lock from whoever holds it and tells them. The key stays taken for
+    /// Takes the lock from whoever holds it and notifies them. The key stays taken for
     /// `delay`, so that they hear of it before somebody else is let in. Answers how
     /// many holders there were.
+    ///
+    /// Optional: without it the answer is `Unsupported`, and
+    /// [`Capabilities::operators`] must be false.
     fn break_lock<'a>(
         &'a self,
         key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>>;
+        _by: &'a Holder,
+        _delay: Duration,
+    ) -> Call<'a, Result<usize>> {
+        let name = self.capabilities().name;
+        Call::answered(Err(unsupported(name, Operation::Break).on(key)))
+    }
 
     /// Whether the backend answers.
     fn ping(&self) -> Call<'_, Result<()>>;
@@ -201,6 +212,17 @@ pub trait Backend: Send + Sync + 'static {
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         None
     }
+}
+
+/// The error of a backend that does not have an optional ability.
+pub(crate) fn unsupported(backend: &str, operation: Operation) -> Error {
+    let ability = match operation {
+        Operation::List => "list keys",
+        Operation::Break => "break locks",
+        _ => "do this",
+    };
+    Error::new(ErrorKind::Unsupported, operation)
+        .saying(format!("the backend {backend}:// cannot {ability}"))
 }
 
 /// A backend whose type is not known, or need not be.

@@ -1,4 +1,4 @@
-//! How a client is put together.
+//! The builder of a client.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,7 +20,21 @@ use crate::extension::ExtensionMap;
 use crate::observe::{Event, Hook, Observer};
 use crate::planted_bug::PlantedBug;
 
-/// Puts a [`Dlock`] together.
+/// A builder of a [`Dlock`]: [`Dlock::builder`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+/// use std::time::Duration;
+/// use dlock::Dlock;
+///
+/// let dlock = Dlock::builder()
+///     .url("memory://")
+///     .namespace("shop")
+///     .ttl(Duration::from_secs(10))
+///     .connect()
+///     .await?;
+/// # Ok(()) }
+/// ```
 pub struct DlockBuilder {
     config: Result<Config>,
     backend: Option<Arc<dyn Backend>>,
@@ -46,51 +60,51 @@ impl DlockBuilder {
         }
     }
 
-    /// Starts from this configuration.
+    /// Replaces all options by this configuration.
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {
         self.config = Ok(config);
         self
     }
 
-    /// Where the locks are kept; the query may set other options.
+    /// Sets the URL of the backend; its query may set other options.
     #[must_use]
     pub fn url(self, url: &str) -> Self {
         self.set(|config| config.set("url", url))
     }
 
-    /// Keeps the keys apart from other applications'.
+    /// Sets the namespace, which separates the keys from those of other applications.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> Self {
         self.set(|config| config.set("namespace", namespace))
     }
 
-    /// How long a lock outlives its process, unless the lock says otherwise.
+    /// Sets how long a lock outlives its process, unless the lock sets its own ttl.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
         self.put(|config| config.ttl = ttl)
     }
 
-    /// How long `lock()` waits, unless the lock says otherwise.
+    /// Sets how long `lock()` waits, unless the lock sets its own wait.
     #[must_use]
     pub fn wait(self, wait: Duration) -> Self {
         self.put(|config| config.wait = Some(wait))
     }
 
-    /// `lock()` waits for as long as it takes, unless the lock says otherwise.
+    /// Lets `lock()` wait without limit, unless the lock sets its own wait.
     #[must_use]
     pub fn wait_unlimited(self) -> Self {
         self.put(|config| config.wait = None)
     }
 
-    /// How long one call to the backend may take.
+    /// Sets how long one call to the backend may take.
     #[must_use]
     pub fn call_timeout(self, timeout: Duration) -> Self {
         self.put(|config| config.call_timeout = timeout)
     }
 
-    /// How often and how long a lock is passed on inside the process before
-    /// others get a chance.
+    /// Sets how often and for how long a lock is handed over between tasks of this
+    /// process before other processes get it.
     #[must_use]
     pub fn handovers(self, count: u32, time: Duration) -> Self {
         self.put(|config| {
@@ -99,34 +113,41 @@ impl DlockBuilder {
         })
     }
 
-    /// How many tasks of this process may wait for one key.
+    /// Sets how long a broken lock stays taken, so that its holder hears of it before
+    /// somebody else is let in.
+    #[must_use]
+    pub fn break_delay(self, delay: Duration) -> Self {
+        self.put(|config| config.break_delay = delay)
+    }
+
+    /// Sets how many tasks of this process may wait for one key.
     #[must_use]
     pub fn max_waiters(self, waiters: usize) -> Self {
         self.put(|config| config.max_waiters = waiters)
     }
 
-    /// What operators see.
+    /// Sets the name under which operators see this client.
     #[must_use]
     pub fn client_name(self, name: impl Into<String>) -> Self {
         self.put(|config| config.client_name = Some(name.into()))
     }
 
-    /// A file with the password.
+    /// Sets the file that the password is read from.
     #[must_use]
     pub fn password_file(self, path: impl Into<PathBuf>) -> Self {
         self.put(|config| config.password_file = Some(path.into()))
     }
 
-    /// A backend of your own instead of the URL's. It serves this client alone.
+    /// Uses your own backend instead of the URL's. It serves this client only.
     #[must_use]
     pub fn backend(mut self, backend: impl Backend) -> Self {
         self.backend = Some(Arc::new(backend));
         self
     }
 
-    /// The Redis that this client of the `redis` crate is for, instead of the
-    /// URL's. dlock makes its own two connections from it, with the time-outs and
-    /// the thread that locks need.
+    /// Uses the server of this `redis::Client` instead of the URL's. dlock opens
+    /// its own two connections from it, with the time-outs and the thread that locks
+    /// need.
     #[cfg(feature = "redis")]
     #[must_use]
     pub fn redis(mut self, client: redis::Client) -> Self {
@@ -134,13 +155,13 @@ impl DlockBuilder {
         self
     }
 
-    /// As [`redis`](Self::redis), but commands go through a connection that the
-    /// program has already; only notices have a connection of their own, made
-    /// from the client.
+    /// Uses the server of this `redis::Client`, and sends commands through a
+    /// connection that the program already has. Only notices have a connection of
+    /// their own, opened from the client.
     ///
-    /// That connection lives in the runtime that made it: when this is blocked or
-    /// ends, locks are no longer renewed. Its time-out should be as long as
-    /// [`call_timeout`](Self::call_timeout).
+    /// The given connection lives in the runtime that made it: when that runtime is
+    /// blocked or ends, locks are no longer renewed. Its time-out should be as long
+    /// as [`call_timeout`](Self::call_timeout).
     #[cfg(feature = "redis")]
     #[must_use]
     pub fn redis_manager(
@@ -152,8 +173,8 @@ impl DlockBuilder {
         self
     }
 
-    /// Asks this for user and password whenever a connection to Redis is made,
-    /// for passwords and tokens that change.
+    /// Calls `provider` for user and password before each connection to Redis, for
+    /// passwords and tokens that change.
     ///
     /// ```
     /// use dlock::Dlock;
@@ -182,7 +203,7 @@ impl DlockBuilder {
             Box::pin(async move {
                 asked.await.map_err(|error| {
                     Error::new(ErrorKind::Unavailable, Operation::Connect)
-                        .saying("the provider of credentials failed; it is asked again")
+                        .saying("the provider of Redis credentials failed; it is called again with the next connection")
                         .because(error)
                 })
             })
@@ -190,15 +211,15 @@ impl DlockBuilder {
         self
     }
 
-    /// Calls this with everything that happens to a lock of the client, on the
-    /// task or thread where it happens. It must not block.
+    /// Calls `hook` with every [`Event`] of the client's locks, on the task or thread
+    /// where it happens. The hook must not block.
     #[must_use]
     pub fn on_event(mut self, hook: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
         self.hook = Some(Arc::new(hook));
         self
     }
 
-    /// A client with this bug, for tests that must find it.
+    /// Adds this bug to the client, for tests that must find it.
     #[cfg(feature = "simulation")]
     #[doc(hidden)]
     #[must_use]
@@ -219,23 +240,31 @@ impl DlockBuilder {
         })
     }
 
-    /// The client, once its backend answers.
+    /// Makes the client and waits until its backend answers.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// let dlock = dlock::Dlock::builder().url("memory://").namespace("shop").connect().await?;
+    /// assert!(dlock.health().await.is_ok());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// As [`Dlock::connect`].
+    /// `Config` if an option is not valid, `Unavailable` if the backend does not
+    /// answer, `Denied` if it refuses the credentials.
     ///
     /// # Cancel safety
-    /// As [`Dlock::connect`].
+    /// Dropping the future closes the connection and leaves nothing behind.
     pub async fn connect(self) -> Result<Dlock> {
         let dlock = self.connect_lazy()?;
         dlock.handle.core.ping().await?;
         Ok(dlock)
     }
 
-    /// The client, whether its backend answers or not.
+    /// Makes the client without waiting for its backend.
     ///
     /// # Errors
-    /// `Config` if an option is out of bounds.
+    /// `Config` if an option is not valid.
     pub fn connect_lazy(self) -> Result<Dlock> {
         let config = self.config?;
         config.check()?;
@@ -264,7 +293,8 @@ impl DlockBuilder {
     }
 }
 
-/// The Redis that the user has, else that of the URL with these credentials.
+/// The Redis backend of the given connection, else that of the URL with these
+/// credentials.
 #[cfg(feature = "redis")]
 fn redis(
     given: Option<Given>,
@@ -284,6 +314,7 @@ impl fmt::Debug for DlockBuilder {
     }
 }
 
+/// The holder that stands for a new client of this process.
 fn this_process(name: Option<String>) -> Holder {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let host = gethostname::gethostname().to_string_lossy().into_owned();

@@ -1,34 +1,42 @@
-//! The client.
+//! The client: where locks come from, and what operators ask of it.
 
 mod builder;
+mod global;
+mod local_state;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::builder::DlockBuilder;
-use crate::backend::{Capabilities, Cursor, KeyState, Page};
+pub use self::global::{global, init};
+pub use self::local_state::{LocalHold, LocalState, LocalWait};
+use crate::backend::{Capabilities, Cursor, KeyState, Page, unsupported};
 use crate::claim::{Holder, Mode};
 use crate::config::Config;
 use crate::driver::Core;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, Result};
 use crate::extension::{ClientExtension, ExtensionMap};
-use crate::key::{IntoKey, Key};
-use crate::machine::{LeaseStatus, TicketSnapshot};
-use crate::primitives::guard::State;
+use crate::key::IntoKey;
 use crate::primitives::{Lock, MultiLock, Mutex, RwLock, Semaphore};
+
+/// How long `shutdown` waits for guards to be dropped after it revoked them.
+const REVOKED_GUARD_TIMEOUT: Duration = Duration::from_secs(1);
+/// The first pause between two looks of `shutdown`; it doubles up to the maximum.
+const FIRST_SHUTDOWN_PAUSE: Duration = Duration::from_millis(1);
+const MAX_SHUTDOWN_PAUSE: Duration = Duration::from_millis(20);
 
 /// A client of a lock backend. Cheap to clone; clones share everything.
 ///
-/// When the last clone and the last guard are gone, releases that are still owed
-/// are tried for 100 ms more in the background. To be sure of them before the
-/// process exits, await [`Dlock::shutdown`].
+/// When the last clone and the last guard are gone, releases that were not sent
+/// yet are tried for 100 ms more in the background. To be sure that they were sent
+/// before the process exits, await [`Dlock::shutdown`].
 #[derive(Clone, Debug)]
 pub struct Dlock {
     handle: Arc<Handle>,
 }
 
-/// What clones and guards share.
+/// The state that the clones of a client and its guards share.
 pub(crate) struct Handle {
     pub(crate) core: Arc<Core>,
     pub(crate) config: Config,
@@ -75,7 +83,7 @@ impl Drop for Handle {
 }
 
 impl Dlock {
-    /// A client of the backend that the URL names, once that answers.
+    /// Connects to the backend that the URL names, and waits until it answers.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -90,59 +98,71 @@ impl Dlock {
     /// ```
     ///
     /// # Errors
-    /// `Config` for a bad URL, `Unavailable` or `Denied` if the backend cannot be
-    /// used.
+    /// `Config` if the URL is not valid, `Unavailable` if the backend does not
+    /// answer, `Denied` if it refuses the credentials.
     ///
     /// # Cancel safety
-    /// Nothing is left when it is dropped.
+    /// Dropping the future closes the connection and leaves nothing behind.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::builder().url(url).connect().await
     }
 
-    /// A client that does not wait for its backend: locks can be asked for at
-    /// once and are granted when it answers.
+    /// Makes a client without waiting for its backend: locks can be requested at
+    /// once and are granted when the backend answers.
     ///
     /// # Errors
-    /// `Config` for a bad URL.
+    /// `Config` if the URL is not valid.
     pub fn connect_lazy(url: &str) -> Result<Self> {
         Self::builder().url(url).connect_lazy()
     }
 
-    /// A client put together by hand.
+    /// A builder for a client with other options than the URL's.
     pub fn builder() -> DlockBuilder {
         DlockBuilder::new()
     }
 
-    /// A lock that one task at a time holds, on any machine.
+    /// A lock that one task at a time holds, over all machines.
     pub fn mutex(&self, key: impl IntoKey) -> Mutex {
         Lock::new(self.handle.clone(), key.into_key(), Mode::Exclusive)
     }
 
-    /// A lock that one writer or any number of readers hold.
+    /// A lock that either one writer or any number of readers hold.
     pub fn rwlock(&self, key: impl IntoKey) -> RwLock {
         RwLock::new(self.handle.clone(), key.into_key())
     }
 
-    /// `capacity` permits, in a key space apart from the locks.
+    /// A semaphore with `capacity` permits. Its keys are separate from those of
+    /// locks: a semaphore and a mutex of the same name do not exclude each other.
     ///
-    /// Everybody should bring the same capacity: each claim is checked against
-    /// its own.
+    /// Every process should give the same capacity: each request is checked
+    /// against the capacity that it brings.
     pub fn semaphore(&self, key: impl IntoKey, capacity: u32) -> Semaphore {
         Semaphore::new(self.handle.clone(), key.into_key(), capacity)
     }
 
-    /// Several keys at once, exclusively, without deadlock.
+    /// A lock on several keys at once, all exclusive, without deadlock.
     pub fn all_of<K: IntoKey>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
         MultiLock::new(self.handle.clone(), keys.into_iter().map(IntoKey::into_key).collect())
     }
 
-    /// Who holds a key and who waits for it, at the backend.
+    /// Asks the backend who holds a key and who waits for it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let guard = dlock.mutex("order:7").lock().await?;
+    /// let state = dlock.inspect("order:7").await?;
+    /// assert_eq!(state.holders[0].token, Some(guard.token().get()));
+    /// assert!(state.waiters.is_empty());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `Unavailable` if the backend does not answer.
+    /// `Invalid` if the key is not valid, `Unavailable` or `Unknown` if the backend
+    /// does not answer.
     ///
     /// # Cancel safety
-    /// It only looks.
+    /// Dropping the future changes nothing: it only reads.
     pub async fn inspect(&self, key: impl IntoKey) -> Result<KeyState> {
         let key = key.into_key()?;
         let core = &self.handle.core;
@@ -151,73 +171,117 @@ impl Dlock {
         core.ask(Operation::Inspect, looking).await.map_err(|error| error.on(&key))
     }
 
-    /// Some of the keys in use that start with `prefix`; go on with `page.next`.
+    /// Asks the backend for a page of the keys in use that start with `prefix`.
+    /// Continue with the page's `next` until it is `None`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// use dlock::backend::Cursor;
+    ///
+    /// let guard = dlock.mutex("order:7").lock().await?;
+    /// let mut next = Some(Cursor::default());
+    /// while let Some(cursor) = next {
+    ///     let page = dlock.list("order:", cursor).await?;
+    ///     for key in page.keys {
+    ///         println!("{}", key.as_str());
+    ///     }
+    ///     next = page.next;
+    /// }
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `Unavailable` if the backend does not answer, `Unsupported` if it keeps no list.
+    /// `Unsupported` if the backend cannot list keys, `Unavailable` or `Unknown` if
+    /// it does not answer.
     ///
     /// # Cancel safety
-    /// It only looks.
+    /// Dropping the future changes nothing: it only reads.
     pub async fn list(&self, prefix: &str, cursor: Cursor) -> Result<Page> {
-        self.operators(Operation::List)?;
+        self.check_operators(Operation::List)?;
         let core = &self.handle.core;
         let (backend, prefix) = (core.backend().clone(), prefix.to_owned());
         core.ask(Operation::List, async move { backend.list(&prefix, cursor).await }).await
     }
 
-    /// Takes a lock away from whoever holds it. Their guards are lost at once.
-    /// Answers how many holders there were.
+    /// Takes a lock away from whoever holds it, and returns how many holders there
+    /// were. Their guards are told that they are [`Lost`](crate::State::Lost).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// use dlock::State;
+    ///
+    /// let guard = dlock.mutex("order:7").lock().await?;
+    /// assert_eq!(dlock.break_lock("order:7").await?, 1);
+    /// assert_eq!(guard.state(), State::Lost);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `Unavailable` if the backend does not answer, `Unsupported` if it cannot.
+    /// `Invalid` if the key is not valid, `Unsupported` if the backend cannot break
+    /// locks, `Unavailable` or `Unknown` if it does not answer.
     ///
     /// # Cancel safety
-    /// It may have happened when it is dropped.
+    /// When the future is dropped the lock may have been broken or not.
     pub async fn break_lock(&self, key: impl IntoKey) -> Result<usize> {
         let key = key.into_key()?;
-        self.operators(Operation::Break).map_err(|error| error.on(&key))?;
+        self.check_operators(Operation::Break).map_err(|error| error.on(&key))?;
         let core = &self.handle.core;
         let (backend, asked, by) =
             (core.backend().clone(), key.clone(), self.handle.holder.clone());
-        let breaking = async move { backend.break_lock(&asked, &by, BREAK_DELAY).await };
+        let delay = self.handle.config.break_delay;
+        let breaking = async move { backend.break_lock(&asked, &by, delay).await };
         core.ask(Operation::Break, breaking).await.map_err(|error| error.on(&key))
     }
 
-    fn operators(&self, operation: Operation) -> Result<()> {
+    /// Whether the backend can list keys and break locks.
+    fn check_operators(&self, operation: Operation) -> Result<()> {
         let Capabilities { operators, name, .. } = self.handle.capabilities;
         if operators {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Unsupported, operation)
-            .saying(format!("{name}:// cannot list or break locks")))
+        Err(unsupported(name, operation))
     }
 
-    /// What the backend can do.
+    /// The abilities of the client's backend.
     pub fn capabilities(&self) -> Capabilities {
         self.handle.capabilities
     }
 
-    /// The client, for crates built beside the lock.
+    /// Access to the client's internals for `dlock-segment`.
     #[doc(hidden)]
     pub fn client_extension(&self) -> ClientExtension {
         ClientExtension::new(&self.handle)
     }
 
-    /// What crates built beside the lock keep for as long as this client lives.
+    /// A value of another crate that lives as long as this client.
     #[doc(hidden)]
     pub fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         self.handle.extensions.get()
     }
 
-    /// The name that operators see.
+    /// The client's name, as holders and waiters are shown to operators.
     pub fn name(&self) -> &str {
         &self.handle.holder.name
     }
 
-    /// Whether the backend answers, and how fast.
+    /// Calls the backend once and tells whether it answered, and how fast.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let health = dlock.health().await;
+    /// assert!(health.is_ok(), "{:?}", health.problem);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// It returns none: a failure is in [`Health::problem`].
     ///
     /// # Cancel safety
-    /// It only looks.
+    /// Dropping the future changes nothing: it only reads.
     pub async fn health(&self) -> Health {
         let core = &self.handle.core;
         let start = core.now();
@@ -229,181 +293,81 @@ impl Dlock {
         }
     }
 
-    /// What this process holds and waits for, through this client.
-    pub fn local_state(&self) -> LocalState {
-        let core = &self.handle.core;
-        let mut state = LocalState::default();
-        let now = core.now();
-        for seen in core.look_all(|machine| machine.snapshot(now)) {
-            for TicketSnapshot { key, mode, since, standing, holder } in seen {
-                let since = now.since(since);
-                let tags = holder.tags.clone();
-                match standing {
-                    None => state.waiting.push(LocalWait { key, mode, waiting_for: since, tags }),
-                    Some((token, standing)) => {
-                        let (lock_state, valid_for) = match standing {
-                            LeaseStatus::Held { until, certain } => {
-                                let state = if certain { State::Held } else { State::Uncertain };
-                                (state, until.since(now))
-                            }
-                            LeaseStatus::Lost(_) => (State::Lost, Duration::ZERO),
-                        };
-                        let token = (!mode.is_permits()).then_some(token);
-                        state.held.push(LocalHold {
-                            key,
-                            mode,
-                            token,
-                            state: lock_state,
-                            held_for: since,
-                            valid_for,
-                            tags,
-                        });
-                    }
-                }
-            }
-        }
-        state
-    }
-
-    /// Ends the client in order: takes no new claims, waits up to `grace` for the
-    /// guards there are, then tells the rest that they are lost, so that bodies
-    /// under [`run`](crate::Guard::run) stop. Each lock is released when its guard
-    /// lets go; one whose guard does not within a second is left to end by its
-    /// ttl: its body may still be at work, and releasing it would let two in.
+    /// Shuts the client down and returns how many guards are still held.
+    ///
+    /// New requests are refused from now on. It waits up to `grace` for the guards
+    /// that exist; then it tells the remaining ones that they are lost, so that
+    /// work under [`run`](crate::Guard::run) stops. A lock whose guard is not
+    /// dropped within one more second is not released but expires with its ttl:
+    /// its work may still be running, and a release would let somebody else in.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// let left = dlock.shutdown(std::time::Duration::from_secs(5)).await;
-    /// assert_eq!(left, 0, "every lock was given back");
+    /// assert_eq!(left, 0, "every lock was released");
     /// # Ok(()) }
     /// ```
     ///
-    /// Returns how many guards did not let go.
+    /// # Errors
+    /// It returns none: releases that the backend did not answer expire with their ttl.
     ///
     /// # Cancel safety
-    /// Dropping it leaves the client closed to new claims.
+    /// When the future is dropped the client still refuses new requests.
     pub async fn shutdown(&self, grace: Duration) -> usize {
         let core = &self.handle.core;
         core.step_all(|machine, now, actions| machine.close(now, actions));
-        if !self.guards_gone(grace).await {
+        if !self.all_guards_dropped(grace).await {
             core.step_all(|machine, _, actions| machine.revoke_all(actions));
-            self.guards_gone(LET_GO).await;
+            self.all_guards_dropped(REVOKED_GUARD_TIMEOUT).await;
         }
-        self.flushed().await;
-        self.holding()
+        self.flush().await;
+        self.held_count()
     }
 
-    /// How many hold a lock, or have been given one.
-    fn holding(&self) -> usize {
+    /// How many tasks hold a lock, or were granted one that they did not see yet.
+    fn held_count(&self) -> usize {
         let core = &self.handle.core;
         core.look_all(|machine| machine.admitted()).into_iter().sum()
     }
 
-    /// Whether every guard was gone in time.
-    async fn guards_gone(&self, within: Duration) -> bool {
-        let gone = async {
-            let mut pause = Duration::from_millis(1);
-            while self.holding() > 0 {
+    /// Waits until no guard is left, and tells whether that was in time.
+    async fn all_guards_dropped(&self, timeout: Duration) -> bool {
+        let dropped = async {
+            let mut pause = FIRST_SHUTDOWN_PAUSE;
+            while self.held_count() > 0 {
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_millis(20));
+                pause = (pause * 2).min(MAX_SHUTDOWN_PAUSE);
             }
         };
-        tokio::time::timeout(within, gone).await.is_ok()
+        tokio::time::timeout(timeout, dropped).await.is_ok()
     }
 
-    /// Waits until nothing is owed to the backend, at most a call's time.
-    async fn flushed(&self) {
+    /// Waits until every release was answered, at most for `call_timeout`.
+    async fn flush(&self) {
         let core = &self.handle.core;
         let until = core.now() + self.handle.config.call_timeout;
         while !core.owes_nothing() && core.now() < until {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::time::sleep(FIRST_SHUTDOWN_PAUSE).await;
         }
     }
 }
 
-/// How long a broken lock stays taken, so that its holder hears of it first.
-const BREAK_DELAY: Duration = Duration::from_millis(500);
-
-/// How long guards have to let go after they were told.
-const LET_GO: Duration = Duration::from_secs(1);
-
-/// How the backend does: [`Dlock::health`].
+/// The answer of a backend to [`Dlock::health`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// Its name, as in the URL.
+    /// The name of the backend, as in the URL.
     pub backend: &'static str,
-    /// How long it took to answer.
+    /// How long the backend took to answer.
     pub round_trip: Duration,
-    /// What is wrong, if anything.
+    /// Why the backend cannot be used; `None` if it can.
     pub problem: Option<Error>,
 }
 
 impl Health {
-    /// Whether the backend answers.
+    /// Whether the backend answered without an error.
     pub fn is_ok(&self) -> bool {
         self.problem.is_none()
     }
-}
-
-/// What a process holds and waits for: [`Dlock::local_state`].
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct LocalState {
-    /// What it holds.
-    pub held: Vec<LocalHold>,
-    /// What it waits for.
-    pub waiting: Vec<LocalWait>,
-}
-
-/// A lock that this process holds.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub struct LocalHold {
-    pub key: Key,
-    pub mode: Mode,
-    pub token: Option<u64>,
-    pub state: State,
-    pub held_for: Duration,
-    pub valid_for: Duration,
-    pub tags: Vec<(String, String)>,
-}
-
-/// A lock that a task of this process waits for.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub struct LocalWait {
-    pub key: Key,
-    pub mode: Mode,
-    pub waiting_for: Duration,
-    pub tags: Vec<(String, String)>,
-}
-
-static GLOBAL: OnceLock<Dlock> = OnceLock::new();
-
-/// Makes this client the one that [`global`] returns.
-///
-/// # Errors
-/// `Config` if there is one already.
-pub fn init(dlock: Dlock) -> Result<()> {
-    GLOBAL.set(dlock).map_err(|_| {
-        Error::new(ErrorKind::Config, Operation::Configure)
-            .saying("dlock::init was called before; call it once, at the start")
-    })
-}
-
-/// The client of this code: that of the test around it
-/// ([`testing`](crate::testing)), else the one given to [`init`].
-///
-/// # Errors
-/// `NoClient` if there is none.
-pub fn global() -> Result<Dlock> {
-    crate::testing::scoped().or_else(|| GLOBAL.get().cloned()).ok_or_else(|| {
-        Error::new(ErrorKind::NoClient, Operation::Configure).saying(
-            "call dlock::init(Dlock::connect(url).await?) when the program starts, or in a test dlock::testing::scope(..)",
-        )
-    })
 }

@@ -1,8 +1,8 @@
-//! A queue that is mostly empty.
+//! A queue for places where most queues are empty.
 
 use std::collections::VecDeque;
 
-/// First in, first out; no larger than a pointer while nobody is in it.
+/// A first-in, first-out queue that is no larger than a pointer while it is empty.
 #[derive(Debug)]
 #[allow(clippy::box_collection, reason = "a hundred thousand empty ones are held")]
 pub(crate) struct LazyQueue<T>(Option<Box<VecDeque<T>>>);
@@ -26,17 +26,17 @@ impl<T> LazyQueue<T> {
         self.remove(0)
     }
 
-    pub(crate) fn remove(&mut self, place: usize) -> Option<T> {
+    pub(crate) fn remove(&mut self, index: usize) -> Option<T> {
         let items = self.0.as_mut()?;
-        let item = items.remove(place);
+        let item = items.remove(index);
         if items.is_empty() {
             self.0 = None;
         }
         item
     }
 
-    pub(crate) fn get_mut(&mut self, place: usize) -> Option<&mut T> {
-        self.0.as_mut()?.get_mut(place)
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        self.0.as_mut()?.get_mut(index)
     }
 
     pub(crate) fn retain(&mut self, keep: impl FnMut(&T) -> bool) {

@@ -1,4 +1,4 @@
-//! The backends that a URL can name.
+//! The backends that a URL can name. A new backend is added here.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::backend::memory::Memory;
 use crate::backend::redis::{Provider, Redis, TlsFiles};
 use crate::error::{Error, Result};
 
-/// The URL schemes that are built in.
+/// The URL schemes of the backends that are compiled in.
 const SCHEMES: &[&str] = &[
     "memory",
     #[cfg(feature = "redis")]
@@ -24,13 +24,14 @@ const SCHEMES: &[&str] = &[
 ];
 
 impl Config {
+    /// The files of the TLS options.
     #[cfg(feature = "redis")]
     pub(crate) fn tls_files(&self) -> TlsFiles {
         let (ca, cert, key) = (self.tls_ca.clone(), self.tls_cert.clone(), self.tls_key.clone());
         TlsFiles { ca, cert, key }
     }
 
-    /// The backend that the URL names. The only list of backends there is.
+    /// The backend that the URL names.
     pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
         let url = parse_url(&self.url)?;
         let password = self.password_file.as_deref().map(read_password).transpose()?;
@@ -43,7 +44,9 @@ impl Config {
                     ));
                 }
                 if !matches!(url.path(), "" | "/") {
-                    return Err(fault("memory:// takes a name and no path: memory://name".into()));
+                    return Err(fault(
+                        "memory:// takes a name but no path; write memory://name".into(),
+                    ));
                 }
                 let name = url.host_str().unwrap_or("");
                 Ok(Arc::new(Memory::shared(name, &self.namespace)))
@@ -54,36 +57,40 @@ impl Config {
         }
     }
 
-    /// A client of the driver crate with the address, credentials and certificates of
-    /// this moment. Hidden, and not covered by semantic versioning.
+    /// A client of the crate `redis` with the address, credentials and certificates
+    /// that the configuration has now. Hidden, and not covered by semantic versioning.
     ///
     /// # Errors
-    /// `Config` if it is no Redis, or files cannot be used.
+    /// `Config` if the URL is not one of Redis, or a file cannot be used.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing: it only reads files.
     #[doc(hidden)]
     #[cfg(feature = "redis")]
     pub async fn redis_client(&self) -> Result<redis::Client> {
         crate::backend::redis::client(self, &parse_url(&self.url)?).await
     }
 
-    /// The Redis that the URL names, with credentials from a provider.
+    /// The Redis backend that the URL names, with credentials from a provider.
     #[cfg(feature = "redis")]
     pub(crate) fn redis_with(&self, provider: Provider) -> Result<Arc<dyn Backend>> {
         let url = parse_url(&self.url)?;
         if url.scheme() == "memory" {
-            return Err(fault("credentials are of no use to memory://".into()));
+            return Err(fault("memory:// takes no credentials; remove the provider of Redis credentials, or set a redis:// URL".into()));
         }
         Ok(Arc::new(Redis::configured(self, &url, Some(provider))?))
     }
 }
 
 fn unknown_scheme(scheme: &str) -> Error {
-    fault(format!("unknown scheme `{scheme}://`; built in: {}://", SCHEMES.join("://, ")))
+    fault(format!("unknown scheme `{scheme}://`; this build supports {}://", SCHEMES.join("://, ")))
 }
 
-pub(super) fn parse_url(text: &str) -> Result<Url> {
-    // The text may hold a password, so it is never repeated.
-    let url = Url::parse(text).map_err(|error| {
-        fault(format!("the URL cannot be read ({error}); write for example memory://"))
+/// Parses a URL whose scheme is known.
+pub(super) fn parse_url(url: &str) -> Result<Url> {
+    // The URL may hold a password, so an error does not repeat it.
+    let url = Url::parse(url).map_err(|error| {
+        fault(format!("the URL is not valid ({error}); write for example memory://"))
     })?;
     if !SCHEMES.contains(&url.scheme()) {
         return Err(unknown_scheme(url.scheme()));

@@ -1,10 +1,11 @@
-//! A configuration from a file, in whatever format serde reads.
+//! Reading a configuration from a file, in any format that serde supports.
 
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 
-use super::{Config, OPTIONS};
+use super::Config;
+use super::sources::OPTIONS;
 
 impl<'de> Deserialize<'de> for Config {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -35,17 +36,18 @@ impl<'de> Deserialize<'de> for Config {
     }
 }
 
-/// A text, a number as its text, or a table of such.
+/// A value in a file: a string, a number as a string, or a table of values.
 enum Setting {
-    Text(String),
+    Value(String),
     Table(Vec<(String, Setting)>),
 }
 
 impl Setting {
-    /// `{ policy: { payments: { ttl } } }` is `policy.payments.ttl`.
+    /// Adds the options of a table under dotted names: `{ policy: { payments: { ttl } } }`
+    /// is `policy.payments.ttl`.
     fn flatten(self, name: String, options: &mut Vec<(String, String)>) {
         match self {
-            Setting::Text(text) => options.push((name, text)),
+            Setting::Value(value) => options.push((name, value)),
             Setting::Table(table) => {
                 for (inner, setting) in table {
                     setting.flatten(format!("{name}.{inner}"), options);
@@ -63,16 +65,16 @@ impl<'de> Deserialize<'de> for Setting {
             type Value = Setting;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text, a whole number or a table of them")
+                f.write_str("a string, a whole number or a table of them")
             }
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Setting, E> {
-                Ok(Setting::Text(text.to_owned()))
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<Setting, E> {
+                Ok(Setting::Value(value.to_owned()))
             }
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<Setting, E> {
-                Ok(Setting::Text(number.to_string()))
+                Ok(Setting::Value(number.to_string()))
             }
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<Setting, E> {
-                Ok(Setting::Text(number.to_string()))
+                Ok(Setting::Value(number.to_string()))
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Setting, A::Error> {
                 let mut table = Vec::new();

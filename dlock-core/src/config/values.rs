@@ -1,4 +1,4 @@
-//! What the text of an option means.
+//! Parsing the values of options.
 
 use std::fmt;
 use std::path::Path;
@@ -6,13 +6,18 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 
+/// The password in a file, without the line break at its end.
 pub(crate) fn read_password(path: &Path) -> Result<String> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        fault(format!("cannot read `password_file` {}: {error}", path.display()))
+    let password = std::fs::read_to_string(path).map_err(|error| {
+        fault(format!(
+            "cannot read `password_file` {}: {error}; check the path and its permissions",
+            path.display()
+        ))
     })?;
-    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+    Ok(password.trim_end_matches(['\r', '\n']).to_owned())
 }
 
+/// An error of the configuration.
 pub(super) fn fault(what: String) -> Error {
     Error::new(ErrorKind::Config, Operation::Configure).saying(what)
 }
@@ -21,15 +26,19 @@ pub(super) fn duration(name: &str, value: &str) -> Result<Duration> {
     humantime::parse_duration(value)
         .or_else(|error| if value == "0" { Ok(Duration::ZERO) } else { Err(error) })
         .map_err(|error| {
-            fault(format!("`{name}`: {error}; write a duration such as 150ms, 30s, 5m or 1h"))
+            fault(format!(
+                "`{name}` is not a valid duration: {error}; write one such as 150ms, 30s, 5m or 1h"
+            ))
         })
 }
 
-pub(super) fn patience(name: &str, value: &str) -> Result<Option<Duration>> {
+/// A duration, or `unlimited`.
+pub(super) fn wait_limit(name: &str, value: &str) -> Result<Option<Duration>> {
     if value == "unlimited" { Ok(None) } else { duration(name, value).map(Some) }
 }
 
-/// `policy_payments_ttl`, as a variable has to be called, is `policy.payments.ttl`.
+/// The option that an environment variable names: `policy_payments_ttl` is
+/// `policy.payments.ttl`, since a variable cannot have dots in its name.
 pub(super) fn dotted(name: &str) -> String {
     let policy = name.strip_prefix("policy_").and_then(|rest| rest.rsplit_once('_'));
     policy.map_or_else(|| name.to_owned(), |(policy, option)| format!("policy.{policy}.{option}"))
@@ -39,12 +48,12 @@ pub(super) fn number<T: std::str::FromStr<Err: fmt::Display>>(
     name: &str,
     value: &str,
 ) -> Result<T> {
-    value.parse().map_err(|error| fault(format!("`{name}` is no such number: {error}")))
+    value.parse().map_err(|error| fault(format!("`{name}` is not a valid number: {error}")))
 }
 
-/// Variables that start like ours and are not.
-pub(super) fn is_not_ours(name: &str) -> bool {
-    // Kubernetes tells of a service `dlock`, or `dlock-redis`, like this.
+/// Whether a variable with our prefix is not an option.
+pub(super) fn is_foreign(name: &str) -> bool {
+    // Kubernetes sets such variables for a service `dlock` or `dlock-redis`.
     let of_a_service = ["_SERVICE_HOST_", "_SERVICE_PORT_", "_PORT_"];
     let name_parts = format!("_{name}_");
     matches!(name, "KEY" | "TOKEN" | "REQUIRE_SERVERS")

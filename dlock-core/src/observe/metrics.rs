@@ -1,6 +1,6 @@
-//! The metrics of locks. Their names and labels are put together once for each
-//! template, of which a program has as many as its source: an event then costs no
-//! allocation, and next to nothing where nobody records.
+//! The metrics of locks. Their names and labels are made once for each template, and
+//! a program has only as many templates as its source: an event then costs no
+//! allocation, and almost nothing if no recorder is installed.
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use crate::collections::Map;
 use crate::key::Key;
 use crate::observe::Event;
 
-/// What is counted and measured of the locks of one template.
+/// The metrics of the locks of one template.
 struct Series {
     label: Label,
     acquired: metrics::Key,
@@ -46,15 +46,15 @@ impl Series {
 
     fn of(key: &Key) -> &'static Series {
         thread_local! {
-            /// By the address of the template.
-            static MET: RefCell<Map<u64, &'static Series>> = RefCell::default();
+            /// The series that this thread has used, by the address of the template.
+            static SEEN: RefCell<Map<u64, &'static Series>> = RefCell::default();
         }
         let template = key.template();
         let address = template.as_ptr().addr() as u64 ^ ((template.len() as u64) << 48);
-        let met = |met: &RefCell<Map<u64, _>>| {
-            *met.borrow_mut().entry(address).or_insert_with(|| Self::shared(template))
+        let find = |seen: &RefCell<Map<u64, _>>| {
+            *seen.borrow_mut().entry(address).or_insert_with(|| Self::shared(template))
         };
-        MET.try_with(met).unwrap_or_else(|_| Self::shared(template)) // the thread ends
+        SEEN.try_with(find).unwrap_or_else(|_| Self::shared(template)) // the thread is ending
     }
 
     fn shared(template: &'static str) -> &'static Series {
@@ -75,7 +75,8 @@ fn histogram(key: &metrics::Key) -> Histogram {
     with_recorder(|recorder| recorder.register_histogram(key, &METADATA))
 }
 
-pub(crate) fn count(event: &Event<'_>) {
+/// Records an event.
+pub(crate) fn record(event: &Event<'_>) {
     match *event {
         Event::Acquired { key, waited, handed_over, .. } => {
             let series = Series::of(key);

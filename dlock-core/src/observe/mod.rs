@@ -1,4 +1,4 @@
-//! What can be seen of a client: `tracing` events, metrics, and a hook.
+//! Observability: `tracing` events, metrics, and a hook for [`Event`]s.
 //!
 //! | target | event | level | fields |
 //! |---|---|---|---|
@@ -10,14 +10,15 @@
 //! | `dlock::lease` | `uncertain` | warn | `key`, `error` |
 //! | `dlock::lease` | `lost` | error | `key`, `reason` |
 //!
-//! With the feature `metrics`: counters `dlock_acquired_total`,
+//! With the feature `metrics` there are the counters `dlock_acquired_total`,
 //! `dlock_waited_total`, `dlock_handed_over_total`, `dlock_refused_total`
 //! (with `kind`), `dlock_renewed_total`, `dlock_uncertain_total`,
-//! `dlock_lost_total`, histograms `dlock_wait_seconds` and `dlock_hold_seconds`.
+//! `dlock_lost_total`, and the histograms `dlock_wait_seconds` and
+//! `dlock_hold_seconds`.
 //!
-//! `key` is the key's template or the name given in code, not its values; for a
-//! key made from a plain text it is that text: see
-//! [`Key::label`](crate::Key::label). The metrics' label `lock` is the template
+//! `key` is the key's template or the name given in code, not its values; for a key
+//! that was made from a string it is that string: see
+//! [`Key::label`](crate::Key::label). The label `lock` of the metrics is the template
 //! or the name, else `unnamed`.
 
 #[cfg(feature = "metrics")]
@@ -31,28 +32,60 @@ use crate::claim::LossReason;
 use crate::error::Error;
 use crate::key::Key;
 
-/// Something that happened to a lock of this client.
+/// Something that happened to a lock of a client, as
+/// [`DlockBuilder::on_event`](crate::DlockBuilder::on_event) gets it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub enum Event<'a> {
-    /// A task got a lock.
-    Acquired { key: &'a Key, token: Option<u64>, waited: Duration, handed_over: bool },
-    /// A task did not get it.
-    Refused { key: &'a Key, error: &'a Error },
-    /// A task let go of it.
-    Released { key: &'a Key, held: Duration },
-    /// A lease was prolonged.
-    Renewed { key: &'a Key },
-    /// A lease could not be prolonged yet.
-    Uncertain { key: &'a Key, error: &'a Error },
+    /// A task acquired a lock.
+    Acquired {
+        /// The key that was acquired.
+        key: &'a Key,
+        /// The fencing token; `None` for permits, which have none.
+        token: Option<u64>,
+        /// How long the task waited.
+        waited: Duration,
+        /// Whether another task of this process handed the lock over.
+        handed_over: bool,
+    },
+    /// A task could not acquire a lock.
+    Refused {
+        /// The key that was requested.
+        key: &'a Key,
+        /// The reason why it was not acquired.
+        error: &'a Error,
+    },
+    /// A task released a lock.
+    Released {
+        /// The key that was released.
+        key: &'a Key,
+        /// How long the task held the lock.
+        held: Duration,
+    },
+    /// A lease was renewed.
+    Renewed {
+        /// The key of the lease.
+        key: &'a Key,
+    },
+    /// A lease could not be renewed; it is still held, and the renewal is tried again.
+    Uncertain {
+        /// The key of the lease.
+        key: &'a Key,
+        /// The reason why it was not renewed.
+        error: &'a Error,
+    },
     /// A lock was lost while it was held.
-    Lost { key: &'a Key, reason: &'a LossReason },
+    Lost {
+        /// The key that was lost.
+        key: &'a Key,
+        /// The reason why it was lost.
+        reason: &'a LossReason,
+    },
 }
 
 pub(crate) type Hook = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 
-/// Whom events are told.
+/// Sends events to logs, metrics and the hook.
 #[derive(Clone, Default)]
 pub(crate) struct Observer {
     hook: Option<Hook>,
@@ -72,12 +105,12 @@ impl Observer {
     pub(crate) fn tell(&self, event: &Event<'_>) {
         trace(event);
         #[cfg(feature = "metrics")]
-        metrics::count(event);
+        metrics::record(event);
         if let Some(hook) = &self.hook {
-            // Somebody else's code on the driver's thread, or in a drop: its panic
-            // must not end either.
-            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hook(event)));
-            if told.is_err() {
+            // The hook is the user's code and runs on the driver's thread or in a drop.
+            // Its panic must end neither.
+            let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hook(event)));
+            if called.is_err() {
                 tracing::error!(target: "dlock::lock", "the on_event hook panicked");
             }
         }

@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::driver::{Machine, TicketRef, Wakers, wake_only};
 use crate::machine::{LockRequest, Outcome, Refusal};
 
-/// Waits for a ticket to be admitted. Dropped before that, it leaves nothing.
+/// Waits until a ticket is admitted. Dropped before that, it leaves nothing behind.
 pub(super) struct Acquire<'a> {
     handle: &'a Arc<Handle>,
     stage: Stage<'a>,
@@ -23,7 +23,7 @@ enum Stage<'a> {
     Done,
 }
 
-/// What the ticket was admitted with.
+/// The lock that the ticket was admitted to.
 pub(super) struct Admission {
     pub(super) ticket_ref: TicketRef,
     pub(super) token: u64,
@@ -33,8 +33,8 @@ pub(super) struct Admission {
 }
 
 impl<'a> Acquire<'a> {
-    pub(super) fn new(handle: &'a Arc<Handle>, ask: LockRequest<'a>) -> Self {
-        Acquire { handle, stage: Stage::Start(ask) }
+    pub(super) fn new(handle: &'a Arc<Handle>, request: LockRequest<'a>) -> Self {
+        Acquire { handle, stage: Stage::Start(request) }
     }
 }
 
@@ -53,11 +53,11 @@ impl Future for Acquire<'_> {
         };
         let (ticket_ref, (outcome, before)) = match std::mem::replace(&mut self.stage, Stage::Done)
         {
-            Stage::Start(ask) => {
-                let shard = core.shard_of(ask.key);
+            Stage::Start(request) => {
+                let shard = core.shard_of(request.key);
                 let enqueued = core.step_then(
                     shard,
-                    |machine, now, actions| machine.enqueue(now, ask, Wakers::new(), actions),
+                    |machine, now, actions| machine.enqueue(now, request, Wakers::new(), actions),
                     |machine, enqueued| enqueued.map(|ticket| (ticket, look(machine, ticket))),
                 );
                 match enqueued {

@@ -2,321 +2,168 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use super::hold::Hold;
 use crate::claim::{LossReason, Mode, Release, ReleaseOutcome, Token};
-use crate::client::Handle;
-use crate::clock::Moment;
-use crate::config::MAX_TTL;
-use crate::driver::{Core, TicketRef, wake_only};
-use crate::error::{Body, Error, ErrorKind, Operation, Result};
+use crate::error::Result;
 use crate::key::Key;
-use crate::machine::LeaseStatus;
-use crate::observe::Event;
-use crate::primitives::reentry::{Frame, Inside};
-use crate::primitives::run::{Run, Watch};
 
-/// How a lock stands, as far as its holder can know.
+/// The state of a lock, as far as its holder can know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Held.
+    /// The lock is held, and the last renewal succeeded.
     Held,
-    /// A renewal failed; held until [`Guard::valid_for`] is over, and tried again.
+    /// The lock is held until [`Guard::valid_for`] is over; a renewal failed and is
+    /// tried again.
     Uncertain,
-    /// No longer held, or not known to be.
+    /// The lock is no longer held, or is not known to be held.
     Lost,
 }
 
-/// Lets go when dropped, in the background.
-pub(crate) struct Hold {
-    handle: Arc<Handle>,
-    ticket_ref: TicketRef,
-    key: Key,
-    mode: Mode,
-    /// However it ends, the key stays taken until then.
-    taken_until: Moment,
-    /// Inside another guard of the same key.
-    nested: bool,
-    let_go: bool,
-    /// It was released, and what came of it is known: the ticket is void.
-    over: bool,
-}
-
-impl Hold {
-    pub(crate) fn new(
-        handle: Arc<Handle>,
-        ticket_ref: TicketRef,
-        key: Key,
-        mode: Mode,
-        nested: bool,
-    ) -> Self {
-        let taken_until = Moment::default();
-        Hold { handle, ticket_ref, key, mode, taken_until, nested, let_go: false, over: false }
-    }
-
-    /// However it ends, the key stays taken until then. What is nested gives nothing
-    /// back, so nothing stays taken after it either.
-    pub(crate) fn taken_until(mut self, moment: Moment) -> Self {
-        if !self.nested {
-            self.taken_until = moment;
-        }
-        self
-    }
-
-    pub(crate) fn core(&self) -> &Core {
-        &self.handle.core
-    }
-
-    pub(crate) fn ticket_ref(&self) -> TicketRef {
-        self.ticket_ref
-    }
-
-    pub(crate) fn frame(&self) -> Frame {
-        Frame::new(self.handle.client(), self.key.clone(), self.mode, self.ticket_ref)
-    }
-
-    pub(crate) fn status(&self) -> LeaseStatus {
-        let TicketRef { shard, ticket } = self.ticket_ref;
-        let now = self.handle.core.now();
-        self.handle.core.look(shard, |machine| machine.status(now, ticket))
-    }
-
-    fn state(&self) -> State {
-        match self.status() {
-            LeaseStatus::Held { certain: true, .. } => State::Held,
-            LeaseStatus::Held { certain: false, .. } => State::Uncertain,
-            LeaseStatus::Lost(_) => State::Lost,
-        }
-    }
-
-    /// It may be held for this much longer.
-    pub(crate) fn limit(&self, hold: Duration) {
-        let TicketRef { shard, ticket } = self.ticket_ref;
-        self.handle.core.step(shard, |machine, now, _| machine.limit_hold(now, ticket, hold));
-    }
-
-    fn valid_for(&self) -> Duration {
-        match self.status() {
-            LeaseStatus::Held { until, .. } => until.since(self.handle.core.now()),
-            LeaseStatus::Lost(_) => Duration::ZERO,
-        }
-    }
-
-    async fn lost(&self) -> LossReason {
-        let mut watch = Watch::new(self);
-        std::future::poll_fn(|cx| watch.poll(cx)).await
-    }
-
-    fn run<F: Future>(&self, future: F) -> Run<'_, F> {
-        Run::new([self], [self.frame()], future)
-    }
-
-    fn run_to_end<F: Future>(&self, future: F) -> Inside<F> {
-        Inside::new([self.frame()], future)
-    }
-
-    pub(crate) fn lost_error(&self, reason: &LossReason, body: Body) -> Error {
-        let advice = match body {
-            Body::NotRun => "nothing was done under it, so it may be tried again",
-            Body::Cancelled => {
-                "what was under way may or may not have happened, check it by its token before trying again"
-            }
-        };
-        let error = Error::new(ErrorKind::Lost, Operation::Hold).on(&self.key);
-        error.saying(format!("{reason}; {advice}")).with_body(body)
-    }
-
-    async fn release(mut self, how: Release) -> Result<ReleaseOutcome> {
-        let TicketRef { shard, ticket } = self.ticket_ref;
-        let taken_until = self.taken_until;
-        let (held, answered) = self.handle.core.step_then(
-            shard,
-            |machine, now, actions| {
-                let held = machine.held_for(now, ticket);
-                machine.release(now, ticket, at_least(how, taken_until.since(now)), actions);
-                held
-            },
-            |machine, held| (held, machine.released(ticket)),
-        );
-        self.told_released(held);
-        let outcome = match answered {
-            Some(outcome) => outcome,
-            None => self.released().await,
-        };
-        self.over = true;
-        outcome.map_err(|error| error.on(&self.key))
-    }
-
-    /// Waits for the answer to a release. If this future is dropped, `Hold::drop`
-    /// forgets the ticket and the release goes on without it.
-    async fn released(&self) -> Result<ReleaseOutcome> {
-        let TicketRef { shard, ticket } = self.ticket_ref;
-        std::future::poll_fn(|cx| {
-            let (outcome, before) = self.handle.core.look(shard, |machine| {
-                let outcome = machine.released(ticket);
-                let wakers = machine.payload_mut(ticket);
-                (outcome, wakers.map(|wakers| wake_only(wakers, cx.waker())))
-            });
-            drop(before); // here, where no lock is held
-            outcome.map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
-    }
-
-    async fn release_after(self, duration: Duration) -> Result<ReleaseOutcome> {
-        let fault = if duration > MAX_TTL {
-            Some("release_after takes at most a day")
-        } else if self.mode == Mode::Shared {
-            Some("release_after needs an exclusive lock or permits")
-        } else if self.nested {
-            Some("release_after needs the outermost guard of the key")
-        } else {
-            None
-        };
-        let (kind, fault) = match fault {
-            Some(fault) => (ErrorKind::Invalid, fault),
-            None if self.handle.can_release_after() => {
-                return self.release(Release::After(duration)).await;
-            }
-            None => (ErrorKind::Unsupported, "the backend has no release_after"),
-        };
-        let error = Error::new(kind, Operation::Release)
-            .on(&self.key)
-            .saying(format!("{fault}; the lock was released at once"));
-        let _ = self.release(Release::Now).await?;
-        Err(error)
-    }
-
-    fn told_released(&mut self, held: Duration) {
-        if self.let_go {
-            return;
-        }
-        self.let_go = true;
-        self.handle.core.observer.tell(&Event::Released { key: &self.key, held });
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        if self.over {
-            return;
-        }
-        let TicketRef { shard, ticket } = self.ticket_ref;
-        let (taken_until, let_go) = (self.taken_until, self.let_go);
-        let (held, wakers) = self.handle.core.step(shard, |machine, now, actions| {
-            let held = machine.held_for(now, ticket);
-            if !let_go && now < taken_until {
-                machine.release(now, ticket, Release::After(taken_until.since(now)), actions);
-            }
-            (held, machine.forget(now, ticket, actions))
-        });
-        drop(wakers); // here, where no lock is held
-        self.told_released(held);
-    }
-}
-
-/// As wanted, but the key stays taken for `rest` at least.
-fn at_least(how: Release, rest: Duration) -> Release {
-    match how {
-        _ if rest.is_zero() => how,
-        Release::Now => Release::After(rest),
-        Release::After(duration) => Release::After(duration.max(rest)),
-    }
-}
-
-/// Writes what every guard can do.
+/// Writes the methods that every guard has. Their examples acquire `$lock`.
 macro_rules! guard_methods {
-    () => {
-        /// What is held.
+    ($lock:literal) => {
+        /// The key that is held.
         pub fn key(&self) -> &Key {
             &self.hold.key
         }
 
-        /// How long the lock is held for certain, unless renewed meanwhile.
+        /// How long the lock is still held for certain if it is not renewed.
         pub fn valid_for(&self) -> Duration {
             self.hold.valid_for()
         }
 
-        /// How the lock stands.
+        /// The state of the lock now.
         pub fn state(&self) -> State {
             self.hold.state()
         }
 
-        /// Resolves when the lock is lost, with the reason. Never, if it is not.
+        /// Waits until the lock is lost, and returns the reason. It never returns
+        /// while the lock is held.
+        ///
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+        /// # let dlock = dlock::testing::client();
+        /// use std::time::Duration;
+        /// use dlock::LossReason;
+        ///
+        #[doc = concat!("let guard = dlock.", $lock, ".max_hold(Duration::from_millis(1)).lock().await?;")]
+        /// assert_eq!(guard.lost().await, LossReason::MaxHold);
+        /// # Ok(()) }
+        /// ```
+        ///
+        /// # Errors
+        /// It returns none.
         ///
         /// # Cancel safety
-        /// May be dropped and called again; several tasks may wait.
+        /// The future may be dropped and the method called again; several tasks may
+        /// wait.
         pub async fn lost(&self) -> LossReason {
             self.hold.lost().await
         }
 
-        /// Runs a future for as long as the lock is held: when it is lost the
+        /// Runs a future for as long as the lock is held; when the lock is lost, the
         /// future is dropped at its next await.
         ///
-        /// Inside it, asking for the same key again goes through (re-entry), and
-        /// sub-tasks of it that do so at the same time exclude each other.
+        /// Code inside it can acquire the same lock again (re-entry); parts of it that
+        /// do so at the same time exclude each other. Permits are not re-entrant.
+        ///
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+        /// # let dlock = dlock::testing::client();
+        #[doc = concat!("let guard = dlock.", $lock, ".lock().await?;")]
+        /// let sum = guard.run(async { 1 + 1 }).await?;
+        /// assert_eq!(sum, 2);
+        /// # Ok(()) }
+        /// ```
         ///
         /// # Errors
-        /// `Lost`. What the future was doing may or may not have happened.
+        /// `Lost` if the lock was lost. A write that the future had begun may or may
+        /// not have happened; [`Error::body`](crate::Error::body) tells whether the
+        /// future had started.
         ///
         /// # Cancel safety
-        /// Dropping it drops the future; the guard goes on.
+        /// Dropping this drops the future; the guard stays held.
         pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
             self.hold.run(future)
         }
 
-        /// Runs a future to its end, also when the lock is lost meanwhile: for
-        /// work that is worse half done than done late. Re-entry is as inside
+        /// Runs a future to its end, even if the lock is lost meanwhile: for work that
+        /// is worse half done than done late. Re-entry works as inside
         /// [`run`](Self::run).
         ///
         /// ```
         /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
         /// # let dlock = dlock::testing::client();
-        /// # let lock = dlock.mutex("order:7");
-        /// let guard = lock.lock().await?;
+        #[doc = concat!("let guard = dlock.", $lock, ".lock().await?;")]
         /// let sum = guard.run_to_end(async { 1 + 1 }).await;
-        /// # assert_eq!(sum, 2);
+        /// assert_eq!(sum, 2);
         /// # Ok(()) }
         /// ```
         ///
+        /// # Errors
+        /// It returns none of its own; check [`state`](Self::state) afterwards.
+        ///
         /// # Cancel safety
-        /// Dropping it drops the future; the guard goes on.
+        /// Dropping this drops the future; the guard stays held.
         pub fn run_to_end<F: Future>(&self, future: F) -> impl Future<Output = F::Output> {
             self.hold.run_to_end(future)
         }
 
-        /// As [`run_to_end`](Self::run_to_end), but a future that has not begun when
-        /// the lock is lost does not begin.
+        /// Runs a future to its end if the lock is held when the future starts; else
+        /// the future does not start.
         #[doc(hidden)]
         pub fn run_if_held<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
             self.hold.run(future).once_begun()
         }
 
-        /// Releases the lock and says what came of it.
+        /// Releases the lock, and tells whether it was held until now.
         ///
-        /// Dropping the guard releases it too, in the background.
+        /// Dropping the guard releases the lock too, in the background.
+        ///
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+        /// # let dlock = dlock::testing::client();
+        /// use dlock::ReleaseOutcome;
+        ///
+        #[doc = concat!("let guard = dlock.", $lock, ".lock().await?;")]
+        /// assert_eq!(guard.release().await?, ReleaseOutcome::Released);
+        /// # Ok(()) }
+        /// ```
         ///
         /// # Errors
-        /// `Unknown` or `Unavailable` if the backend did not answer; the release
-        /// is repeated in the background until the lease has ended.
+        /// `Unknown` or `Unavailable` if the backend did not answer; the release is
+        /// repeated in the background until the lease has expired.
         ///
         /// # Cancel safety
-        /// The release goes on when this is dropped.
+        /// The release continues in the background when the future is dropped.
         pub async fn release(self) -> Result<ReleaseOutcome> {
             self.hold.release(Release::Now).await
         }
 
-        /// Lets go but keeps the key taken for `duration` more: for jobs that must
-        /// not run again too soon, on any machine.
+        /// Ends the guard but keeps the key taken for `duration` more, on all machines:
+        /// for jobs that must not run again too soon.
+        ///
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+        /// # let dlock = dlock::testing::client();
+        /// use std::time::Duration;
+        ///
+        #[doc = concat!("let guard = dlock.", $lock, ".lock().await?;")]
+        /// let _ = guard.release_after(Duration::from_secs(60)).await?;
+        #[doc = concat!("assert!(dlock.", $lock, ".try_lock().await?.is_none(), \"taken for a minute\");")]
+        /// # Ok(()) }
+        /// ```
         ///
         /// # Errors
-        /// As [`release`](Self::release), and `Invalid` above a day, for a shared
-        /// lock and for a nested guard: then the lock is released at once.
+        /// As [`release`](Self::release). `Invalid` if `duration` is above
+        /// [a day](crate::MAX_TTL), for a shared lock and for a nested guard, and
+        /// `Unsupported` if the backend cannot do it: then the lock is released at
+        /// once.
         ///
         /// # Cancel safety
-        /// As [`release`](Self::release).
+        /// The release continues in the background when the future is dropped.
         pub async fn release_after(self, duration: Duration) -> Result<ReleaseOutcome> {
             self.hold.release_after(duration).await
         }
@@ -325,14 +172,13 @@ macro_rules! guard_methods {
 
 /// A held lock: exclusive, or shared with other readers.
 ///
-/// Dropping it releases the lock in the background. It may be sent to other
-/// threads and kept in structures; it borrows nothing.
+/// Dropping the guard releases the lock in the background. A guard borrows nothing:
+/// it may be sent to other threads and kept in structures.
 ///
-/// No lock service stops a process that was paused while it held a lock and
-/// wakes up after the lock went to somebody else. What is promised instead: such
-/// a holder's guard is [`State::Lost`] and its [token](Guard::token) is older
-/// than its successor's, so that the resource can reject it (see
-/// [`Fence`](crate::Fence)).
+/// No lock service can stop a process that was paused while it held a lock and
+/// wakes up after somebody else acquired it. But the guard of such a process is
+/// [`State::Lost`], and its [token](Guard::token) is lower than its successor's, so
+/// that the resource can reject it (see [`Fence`](crate::Fence)).
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard {
     hold: Hold,
@@ -350,36 +196,28 @@ impl Guard {
 
     /// The fencing token: higher than that of every earlier holder of this key.
     ///
-    /// Readers inside at the same time may have the same. A nested guard has
-    /// that of the guard it is nested in.
+    /// Readers that hold the lock at the same time may have the same token. A nested
+    /// guard has the token of the guard it is nested in.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// What the lock is held for.
+    /// Whether the lock is exclusive or shared.
     pub fn mode(&self) -> Mode {
         self.hold.mode
     }
 
-    /// Goes on as a reader: others may read from now on, nobody wrote in between.
+    /// Makes an exclusive guard a shared one, without a moment in which somebody else
+    /// could write. Others may read from now on.
     ///
-    /// The guard has a new token. A guard that is shared already, nested or lost
-    /// is returned as it is.
+    /// The guard has a new token. A guard that is shared already, nested or lost is
+    /// returned unchanged.
     pub fn downgrade(mut self) -> Guard {
-        let TicketRef { shard, ticket } = self.hold.ticket_ref;
-        let token = self
-            .hold
-            .handle
-            .core
-            .step(shard, |machine, now, actions| machine.downgrade(now, ticket, actions));
-        if let Some(token) = token.and_then(Token::new) {
-            self.token = token;
-            self.hold.mode = Mode::Shared;
-        }
+        self.token = self.hold.downgrade().unwrap_or(self.token);
         self
     }
 
-    guard_methods!();
+    guard_methods!(r#"mutex("order:7")"#);
 }
 
 impl fmt::Debug for Guard {
@@ -393,9 +231,11 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Permits of a semaphore. They carry no token: several holders are inside, so
-/// no resource could tell a stale one by its number.
-#[must_use = "the permits go back as soon as this is dropped"]
+/// Held permits of a semaphore. Dropping them releases them in the background.
+///
+/// Permits have no token: several tasks hold permits at the same time, so a resource
+/// could not recognise a stale holder by its number.
+#[must_use = "the permits are released as soon as this is dropped"]
 pub struct Permits {
     hold: Hold,
 }
@@ -405,7 +245,7 @@ impl Permits {
         Permits { hold }
     }
 
-    /// How many.
+    /// The number of permits that are held.
     pub fn count(&self) -> u32 {
         match self.hold.mode {
             Mode::Permits { count, .. } => count,
@@ -413,7 +253,7 @@ impl Permits {
         }
     }
 
-    guard_methods!();
+    guard_methods!(r#"semaphore("exports", 3).permits(3)"#);
 }
 
 impl fmt::Debug for Permits {

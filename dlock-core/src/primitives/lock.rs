@@ -1,4 +1,4 @@
-//! The one builder under every primitive.
+//! [`Lock`]: the one type under every primitive, and how it is acquired.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,51 +8,53 @@ use std::time::Duration;
 use tracing::Instrument as _;
 
 use super::acquire::{Acquire, Admission};
+use super::hold::Hold;
+use super::options::{Options, lock_options};
 use crate::claim::{Holder, Mode, Token};
 use crate::client::Handle;
 use crate::clock::Moment;
-use crate::config::{MAX_TTL, Policy};
+use crate::config::MAX_TTL;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 use crate::machine::{Lane, LockRequest, Refusal, Wait};
 use crate::observe::Event;
-use crate::primitives::guard::{Guard, Hold, Permits};
+use crate::primitives::guard::{Guard, Permits};
 use crate::primitives::reentry;
 
-/// What a [`Lock`] gives: a [`Guard`] or [`Permits`].
-pub trait Held: sealed::Held {}
+/// The guard that a [`Lock`] gives: a [`Guard`] or [`Permits`].
+pub trait LockGuard: sealed::LockGuard {}
 
-impl Held for Guard {}
-impl Held for Permits {}
+impl LockGuard for Guard {}
+impl LockGuard for Permits {}
 
 mod sealed {
     use super::{Hold, Token};
 
-    pub trait Held: Sized {
+    pub trait LockGuard: Sized {
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "sealed: nobody else names it")]
-        fn held(hold: Hold, token: Token) -> Self;
+        fn from_hold(hold: Hold, token: Token) -> Self;
     }
 }
 
 #[allow(private_interfaces, reason = "sealed: nobody else names it")]
-impl sealed::Held for Guard {
-    fn held(hold: Hold, token: Token) -> Self {
+impl sealed::LockGuard for Guard {
+    fn from_hold(hold: Hold, token: Token) -> Self {
         Guard::new(hold, token)
     }
 }
 
 #[allow(private_interfaces, reason = "sealed: nobody else names it")]
-impl sealed::Held for Permits {
-    fn held(hold: Hold, _: Token) -> Self {
+impl sealed::LockGuard for Permits {
+    fn from_hold(hold: Hold, _: Token) -> Self {
         Permits::new(hold)
     }
 }
 
-/// An exclusive lock: [`Dlock::mutex`](crate::Dlock::mutex).
+/// A lock that one task at a time holds: [`Dlock::mutex`](crate::Dlock::mutex).
 pub type Mutex = Lock<Guard>;
 
-/// A lock that can be taken, as often as wanted: a mutex, one side of a
+/// A lock that can be acquired any number of times: a mutex, one side of a
 /// read-write lock, or some permits of a semaphore.
 ///
 /// ```
@@ -70,7 +72,7 @@ pub type Mutex = Lock<Guard>;
 /// }
 /// # Ok(()) }
 /// ```
-#[must_use = "it is not taken until lock() or try_lock() is awaited"]
+#[must_use = "the lock is not acquired until lock() or try_lock() is awaited"]
 pub struct Lock<G> {
     handle: Arc<Handle>,
     key: Result<Key>,
@@ -79,83 +81,7 @@ pub struct Lock<G> {
     guard: PhantomData<fn() -> G>,
 }
 
-/// How a lock is taken.
-#[derive(Clone)]
-pub(super) struct Options {
-    ttl: Duration,
-    wait: Option<Duration>,
-    pub(super) max_hold: Option<Duration>,
-    hold_at_least: Option<Duration>,
-    fair: bool,
-    tags: Vec<(String, String)>,
-}
-
-/// More tags than this, or longer ones, are refused.
-const MAX_TAGS: usize = 16;
-const MAX_TAG_BYTES: usize = 256;
-
-/// Writes the options that every lock has, for a type with the field `options`.
-macro_rules! lock_options {
-    () => {
-        /// How long the lock outlives its process. Renewed every third of it, so
-        /// it bounds the recovery from a crash, not the work.
-        pub fn ttl(mut self, ttl: Duration) -> Self {
-            self.options.set_ttl(ttl);
-            self
-        }
-
-        /// How long `lock()` waits. Zero: it tries once.
-        pub fn wait(mut self, wait: Duration) -> Self {
-            self.options.set_wait(Some(wait));
-            self
-        }
-
-        /// `lock()` waits for as long as it takes.
-        pub fn wait_unlimited(mut self) -> Self {
-            self.options.set_wait(None);
-            self
-        }
-
-        /// The guard is lost after this time, however long its work takes.
-        pub fn max_hold(mut self, max_hold: Duration) -> Self {
-            self.options.set_max_hold(max_hold);
-            self
-        }
-
-        /// However soon and in whatever way the guard ends, the key stays taken until
-        /// this long after it was taken, on any machine: for jobs that must not run
-        /// again too soon. Needs an exclusive lock or permits, at most a day; of a
-        /// nested guard the outermost one decides.
-        pub fn hold_at_least(mut self, duration: Duration) -> Self {
-            self.options.set_hold_at_least(duration);
-            self
-        }
-
-        /// Takes ttl and wait from the client's configuration, as far as that has a
-        /// policy of this name: `policy.payments.ttl`, `policy.payments.wait`. It
-        /// overrides what was said before it, and not what is said after it.
-        pub fn policy(mut self, name: &str) -> Self {
-            self.options.follow(self.handle.config.policy(name));
-            self
-        }
-
-        /// First come, first served over all processes: no hand-over inside this
-        /// one. Slower under contention.
-        pub fn fair(mut self) -> Self {
-            self.options.set_fair();
-            self
-        }
-
-        /// Something for operators to see beside the holder. Not for secrets.
-        pub fn tag(mut self, name: impl Into<String>, value: impl ToString) -> Self {
-            self.options.add_tag(name.into(), value.to_string());
-            self
-        }
-    };
-}
-pub(super) use lock_options;
-
-impl<G: Held> Lock<G> {
+impl<G: LockGuard> Lock<G> {
     pub(crate) fn new(handle: Arc<Handle>, key: Result<Key>, mode: Mode) -> Self {
         let options = Options::new(&handle);
         Lock { handle, key, mode, options, guard: PhantomData }
@@ -163,28 +89,37 @@ impl<G: Held> Lock<G> {
 
     lock_options!();
 
-    /// The name under which logs, errors and metrics show this lock, instead of
-    /// the key's template.
+    /// Sets the name under which logs, errors and metrics show this lock, instead
+    /// of the key's template.
     pub fn name(mut self, name: &'static str) -> Self {
         self.key = self.key.map(|key| key.named(name));
         self
     }
 
-    /// Takes the lock, waiting for it without polling.
+    /// Acquires the lock, waiting for it without polling.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let guard = dlock.mutex("order:7").lock().await?;
+    /// println!("write with token {}", guard.token());
+    /// let _ = guard.release().await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `TimedOut` when the wait is over, naming the holder if it is known;
-    /// `Unavailable` when it is over and the backend was not to be reached;
-    /// `Invalid`, `Unsupported`, `Overloaded`, `WouldDeadlock`, `Denied`,
-    /// `ShuttingDown`, each at once.
+    /// `TimedOut` if somebody else still holds the lock when the wait is over; the
+    /// message names the holder if it is known. `Unavailable` if the backend could
+    /// not be reached until then. At once: `Invalid`, `Unsupported`, `Overloaded`,
+    /// `WouldDeadlock`, `Denied` and `ShuttingDown`.
     ///
     /// # Cancel safety
-    /// Dropping it leaves neither a lock nor a place in a queue.
+    /// Dropping the future leaves neither a lock nor a place in a queue.
     pub async fn lock(&self) -> Result<G> {
         self.lock_until(None).await
     }
 
-    /// As [`lock`](Self::lock), but until a moment instead of for the wait.
+    /// Acquires the lock, waiting until a moment instead of for the lock's wait.
     pub(super) async fn lock_until(&self, until: Option<Moment>) -> Result<G> {
         match self.acquire(false, until).await {
             Ok(Ok(guard)) => Ok(guard),
@@ -193,18 +128,28 @@ impl<G: Held> Lock<G> {
         }
     }
 
-    /// Takes the lock if it is free; `None` if somebody else holds it.
+    /// Acquires the lock if it is free; returns `None` if somebody else holds it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let job = dlock.mutex("nightly-report");
+    /// let guard = job.try_lock().await?;
+    /// assert!(guard.is_some());
+    /// assert!(job.try_lock().await?.is_none(), "it is held already");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`lock`](Self::lock), but never `TimedOut`.
     ///
     /// # Cancel safety
-    /// As [`lock`](Self::lock).
+    /// Dropping the future leaves neither a lock nor a place in a queue.
     pub async fn try_lock(&self) -> Result<Option<G>> {
         self.acquire(true, None).await.map(Result::ok)
     }
 
-    /// The guard; or who is in the way; or what went wrong.
+    /// The guard; or the error that says who holds the lock; or any other error.
     async fn acquire(&self, attempt: bool, until: Option<Moment>) -> Result<Result<G, Error>> {
         let key = self.key.as_ref().map_err(Clone::clone)?;
         let span = tracing::debug_span!(target: "dlock::lock", "acquire", key = key.label());
@@ -227,12 +172,12 @@ impl<G: Held> Lock<G> {
         if self.options.fair && !self.handle.is_fifo() {
             return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire)
                 .on(key)
-                .saying("the backend keeps no order over processes; leave out .fair()"));
+                .saying("the backend does not keep an order over all processes; remove .fair()"));
         }
         if !self.handle.supports(self.mode) {
             return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire)
                 .on(key)
-                .saying(format!("the backend has no {}", mode_words(self.mode))));
+                .saying(format!("the backend does not support {}", plural(self.mode))));
         }
         self.check_hold_at_least(key)?;
         let wait = match (attempt, until, self.options.wait) {
@@ -247,7 +192,7 @@ impl<G: Held> Lock<G> {
             None => Lane::Shared,
         };
         let nested = matches!(lane, Lane::Nested(_));
-        let ask = LockRequest {
+        let request = LockRequest {
             key,
             mode: self.mode,
             ttl: self.options.ttl,
@@ -256,12 +201,12 @@ impl<G: Held> Lock<G> {
             max_hold: self.options.max_hold,
             holder: self.options.holder(&self.handle.holder),
         };
-        match Acquire::new(&self.handle, ask).await {
+        match Acquire::new(&self.handle, request).await {
             Ok(Admission { ticket_ref, token, handed_over, waited, since }) => {
                 let handle = self.handle.clone();
-                let stays = self.options.hold_at_least.unwrap_or_default();
+                let at_least = self.options.hold_at_least.unwrap_or_default();
                 let hold = Hold::new(handle, ticket_ref, key.clone(), self.mode, nested)
-                    .taken_until(since + stays);
+                    .taken_until(since + at_least);
                 let shown = (!self.mode.is_permits()).then_some(token);
                 self.handle.core.observer.tell(&Event::Acquired {
                     key,
@@ -272,9 +217,9 @@ impl<G: Held> Lock<G> {
                 let token = Token::new(token).ok_or_else(|| {
                     Error::new(ErrorKind::Unsupported, Operation::Acquire)
                         .on(key)
-                        .saying("the backend gave a token of 2^53 or more")
+                        .saying("the backend gave a token of 2^53 or more, which is not exact everywhere; check its data")
                 })?;
-                Ok(Ok(G::held(hold, token)))
+                Ok(Ok(G::from_hold(hold, token)))
             }
             Err(refusal) => self.refused(key, refusal),
         }
@@ -283,11 +228,17 @@ impl<G: Held> Lock<G> {
     fn check_hold_at_least(&self, key: &Key) -> Result<()> {
         let Some(duration) = self.options.hold_at_least else { return Ok(()) };
         let (kind, fault) = if duration > MAX_TTL {
-            (ErrorKind::Invalid, "hold_at_least takes at most a day")
+            (ErrorKind::Invalid, "hold_at_least is above a day; set it to a day at most")
         } else if self.mode == Mode::Shared {
-            (ErrorKind::Invalid, "hold_at_least needs an exclusive lock or permits")
+            (
+                ErrorKind::Invalid,
+                "hold_at_least does not work with a shared lock; use an exclusive lock or permits",
+            )
         } else if !self.handle.can_release_after() {
-            (ErrorKind::Unsupported, "the backend cannot keep a key taken; leave out hold_at_least")
+            (
+                ErrorKind::Unsupported,
+                "the backend cannot keep a key taken after a release; remove hold_at_least",
+            )
         } else {
             return Ok(());
         };
@@ -303,7 +254,7 @@ impl<G: Held> Lock<G> {
             }
             Refusal::TimedOut { trouble: Some(trouble), .. } => Err(error(ErrorKind::Unavailable)
                 .saying(format!(
-                    "the backend could not be reached for {}; it is tried again with the next call",
+                    "the backend could not be reached for {}; check it, and try again",
                     humantime::format_duration(waited)
                 ))
                 .because(trouble)),
@@ -312,19 +263,20 @@ impl<G: Held> Lock<G> {
             }
             Refusal::Failed(failure) => Err(failure.on(key)),
             Refusal::Lost => {
-                Err(error(ErrorKind::Lost).saying("the lock that this one is nested in was lost"))
+                Err(error(ErrorKind::Lost).saying("the lock that this one is nested in was lost; stop, and start again from the outer lock"))
             }
             Refusal::Overloaded => Err(error(ErrorKind::Overloaded).saying(format!(
                 "{} tasks of this process wait for it already; shed load, or raise max_waiters",
                 self.handle.config.max_waiters
             ))),
             Refusal::ShuttingDown => {
-                Err(error(ErrorKind::ShuttingDown).saying("shutdown() was called on this client"))
+                Err(error(ErrorKind::ShuttingDown).saying("shutdown() was called on this client; make a new client"))
             }
         }
     }
 }
 
+/// The message that somebody else holds the lock.
 fn held_by(holder: Option<Arc<Holder>>, waited: Duration) -> String {
     let waited = humantime::format_duration(waited);
     match holder {
@@ -337,7 +289,8 @@ fn held_by(holder: Option<Arc<Holder>>, waited: Duration) -> String {
     }
 }
 
-fn mode_words(mode: Mode) -> &'static str {
+/// The locks of this mode, for messages.
+fn plural(mode: Mode) -> &'static str {
     match mode {
         Mode::Exclusive => "exclusive locks",
         Mode::Shared => "shared locks",
@@ -360,82 +313,5 @@ impl<G> Clone for Lock<G> {
 impl<G> fmt::Debug for Lock<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock").field("key", &self.key).field("mode", &self.mode).finish()
-    }
-}
-
-impl Options {
-    pub(super) fn new(handle: &Handle) -> Self {
-        Options {
-            ttl: handle.config.ttl,
-            wait: handle.config.wait,
-            max_hold: None,
-            hold_at_least: None,
-            fair: false,
-            tags: Vec::new(),
-        }
-    }
-
-    pub(super) fn set_ttl(&mut self, ttl: Duration) {
-        self.ttl = ttl;
-    }
-    pub(super) fn set_wait(&mut self, wait: Option<Duration>) {
-        self.wait = wait;
-    }
-    pub(super) fn set_max_hold(&mut self, max_hold: Duration) {
-        self.max_hold = Some(max_hold);
-    }
-    pub(super) fn set_hold_at_least(&mut self, duration: Duration) {
-        self.hold_at_least = Some(duration).filter(|duration| !duration.is_zero());
-    }
-    pub(super) fn follow(&mut self, policy: Policy) {
-        self.ttl = policy.ttl.unwrap_or(self.ttl);
-        self.wait = policy.wait.unwrap_or(self.wait);
-    }
-    pub(super) fn set_fair(&mut self) {
-        self.fair = true;
-    }
-    pub(super) fn add_tag(&mut self, name: String, value: String) {
-        self.tags.push((name, value));
-    }
-
-    pub(super) fn tries_once(&self) -> bool {
-        self.wait == Some(Duration::ZERO)
-    }
-
-    /// When a wait that starts now is over.
-    pub(super) fn until(&self, now: Moment) -> Moment {
-        self.wait.map_or(Moment::NEVER, |wait| now + wait)
-    }
-
-    pub(super) fn check(&self, key: &Key) -> Result<()> {
-        let fault = |what: &str| {
-            Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(key).saying(what))
-        };
-        if self.ttl < Duration::from_millis(1) {
-            return fault("the ttl is below a millisecond; give the lock one of some seconds");
-        }
-        if self.ttl > MAX_TTL {
-            return fault(
-                "the ttl is above a day; a lock is renewed while it is held, so a short ttl will do",
-            );
-        }
-        if self.max_hold.is_some_and(|hold| hold.is_zero()) {
-            return fault("max_hold is zero; leave it out to hold without limit");
-        }
-        let fits =
-            |text: &String| text.len() <= MAX_TAG_BYTES && !text.chars().any(char::is_control);
-        if self.tags.len() > MAX_TAGS
-            || !self.tags.iter().all(|(name, value)| fits(name) && fits(value))
-        {
-            return fault("at most 16 tags, of at most 256 bytes, without control characters");
-        }
-        Ok(())
-    }
-
-    fn holder(&self, client: &Arc<Holder>) -> Arc<Holder> {
-        if self.tags.is_empty() {
-            return client.clone();
-        }
-        Arc::new(Holder { tags: self.tags.clone(), ..Holder::clone(client) })
     }
 }

@@ -1,6 +1,6 @@
-//! Several keys at once.
+//! Locks on several keys at once.
 //!
-//! Keys are sorted and taken one after the other, so that two processes that
+//! The keys are sorted and acquired one after the other, so that two processes that
 //! want the same keys in another order never wait for each other in a circle.
 
 use std::fmt;
@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::lock::{Lock, Options, lock_options};
+use super::lock::Lock;
+use super::options::{Options, lock_options};
 use crate::claim::{LossReason, Mode, ReleaseOutcome, Token};
 use crate::client::Handle;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -18,7 +19,7 @@ use crate::primitives::guard::{Guard, State};
 use crate::primitives::reentry::{self, Frame, Inside};
 use crate::primitives::run::{Run, Watch};
 
-/// Several keys, exclusively: [`Dlock::all_of`](crate::Dlock::all_of).
+/// A lock on several keys, all exclusive: [`Dlock::all_of`](crate::Dlock::all_of).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -29,7 +30,7 @@ use crate::primitives::run::{Run, Watch};
 /// }
 /// # Ok(()) }
 /// ```
-#[must_use = "it is not taken until lock() or try_lock() is awaited"]
+#[must_use = "the keys are not acquired until lock() or try_lock() is awaited"]
 #[derive(Clone)]
 pub struct MultiLock {
     handle: Arc<Handle>,
@@ -44,7 +45,7 @@ impl MultiLock {
             keys.dedup();
             if keys.is_empty() {
                 return Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
-                    .saying("all_of was given no keys; give it one at least"));
+                    .saying("all_of was given no keys; give it at least one"));
             }
             Ok(keys)
         });
@@ -54,38 +55,56 @@ impl MultiLock {
 
     lock_options!();
 
-    /// The name under which logs, errors and metrics show these locks, instead of
-    /// the keys' templates.
+    /// Sets the name under which logs, errors and metrics show these locks, instead
+    /// of the keys' templates.
     pub fn name(mut self, name: &'static str) -> Self {
         self.keys = self.keys.map(|keys| keys.into_iter().map(|key| key.named(name)).collect());
         self
     }
 
-    /// Takes all of the keys, within one wait.
+    /// Acquires all keys; the wait is for all of them together.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let both = dlock.all_of(["account:7", "account:3"]).lock().await?;
+    /// assert_eq!(both.tokens().count(), 2);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// As [`Lock::lock`], for the first key that could not be had; what was
-    /// taken before it is released.
+    /// As [`Lock::lock`], for the first key that could not be acquired; the keys
+    /// acquired before it are released.
     ///
     /// # Cancel safety
-    /// As [`Lock::lock`].
+    /// Dropping the future leaves neither a lock nor a place in a queue.
     pub async fn lock(&self) -> Result<MultiGuard> {
-        let until = self.options.until(self.handle.core.now());
+        let until = self.options.wait_end(self.handle.core.now());
         let mut guards = Vec::new();
         for lock in self.locks()? {
             let until = (!self.options.tries_once()).then_some(until);
-            guards.push(lock.lock_until(until).await?); // on failure the guards go, and so the locks
+            guards.push(lock.lock_until(until).await?); // on failure the guards are dropped, and so released
         }
         Ok(self.held(guards))
     }
 
-    /// Takes all of the keys if all are free; `None` if one is not.
+    /// Acquires all keys if all are free; returns `None` if somebody else holds one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let one = dlock.mutex("account:3").lock().await?;
+    /// assert!(dlock.all_of(["account:7", "account:3"]).try_lock().await?.is_none());
+    /// # drop(one);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// As [`Lock::try_lock`]; what was taken is released.
+    /// As [`Lock::try_lock`], for the first key that could not be acquired; the keys
+    /// acquired before it are released.
     ///
     /// # Cancel safety
-    /// As [`Lock::lock`].
+    /// Dropping the future leaves neither a lock nor a place in a queue.
     pub async fn try_lock(&self) -> Result<Option<MultiGuard>> {
         let mut guards = Vec::new();
         for lock in self.locks()? {
@@ -95,7 +114,7 @@ impl MultiLock {
         Ok(Some(self.held(guards)))
     }
 
-    /// All of them are held: from now on `max_hold` counts.
+    /// The guard of all keys. `max_hold` counts from now on.
     fn held(&self, guards: Vec<Guard>) -> MultiGuard {
         if let Some(hold) = self.options.max_hold {
             guards.iter().for_each(|guard| guard.hold().limit(hold));
@@ -103,6 +122,7 @@ impl MultiLock {
         MultiGuard { guards }
     }
 
+    /// The locks of the keys, in order.
     fn locks(&self) -> Result<impl Iterator<Item = Lock<Guard>> + use<>> {
         let MultiLock { handle, keys, options } = self.clone();
         let keys = keys?;
@@ -111,7 +131,7 @@ impl MultiLock {
         Ok(keys.into_iter().map(move |key| {
             let mut lock = Lock::new(handle.clone(), Ok(key), Mode::Exclusive);
             lock.options = options.clone();
-            lock.options.max_hold = None; // counts when all of them are held
+            lock.options.max_hold = None; // it counts from when all keys are held
             lock
         }))
     }
@@ -123,30 +143,30 @@ impl fmt::Debug for MultiLock {
     }
 }
 
-/// Several held locks. Dropping it releases them all in the background.
-#[must_use = "the locks are released as soon as the guard is dropped"]
+/// A guard of several held keys. Dropping it releases all of them in the background.
+#[must_use = "the keys are released as soon as the guard is dropped"]
 #[derive(Debug)]
 pub struct MultiGuard {
     guards: Vec<Guard>,
 }
 
 impl MultiGuard {
-    /// Each key with its token, in the order of the keys.
+    /// Each key with its fencing token, in the order of the keys.
     pub fn tokens(&self) -> impl Iterator<Item = (&Key, Token)> {
         self.guards.iter().map(|guard| (guard.key(), guard.token()))
     }
 
-    /// The token of one of the keys.
+    /// The fencing token of one of the keys; `None` if the guard does not hold it.
     pub fn token(&self, key: &Key) -> Option<Token> {
         self.tokens().find(|(held, _)| *held == key).map(|(_, token)| token)
     }
 
-    /// How long all of them are held for certain, unless renewed meanwhile.
+    /// How long all keys are still held for certain if they are not renewed.
     pub fn valid_for(&self) -> Duration {
         self.guards.iter().map(Guard::valid_for).min().unwrap_or_default()
     }
 
-    /// How they stand: as the worst of them.
+    /// The state of the keys now: the worst state of any of them.
     pub fn state(&self) -> State {
         let worst = |state: &State| match state {
             State::Held => 0,
@@ -156,10 +176,25 @@ impl MultiGuard {
         self.guards.iter().map(Guard::state).max_by_key(worst).unwrap_or(State::Lost)
     }
 
-    /// Resolves when one of them is lost, with that key and the reason.
+    /// Waits until one of the keys is lost, and returns that key and the reason. It
+    /// never returns while all keys are held.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let both = dlock.all_of(["account:7", "account:3"]).lock().await?;
+    /// dlock.break_lock("account:3").await?;
+    /// let (key, reason) = both.lost().await;
+    /// assert_eq!(key.as_str(), "account:3");
+    /// println!("{reason}");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// It returns none.
     ///
     /// # Cancel safety
-    /// May be dropped and called again.
+    /// The future may be dropped and the method called again; several tasks may wait.
     pub async fn lost(&self) -> (&Key, LossReason) {
         let mut watches: Vec<_> =
             self.guards.iter().map(|guard| (guard.key(), Watch::new(guard.hold()))).collect();
@@ -174,46 +209,79 @@ impl MultiGuard {
         .await
     }
 
-    /// Runs a future for as long as all of them are held: see [`Guard::run`].
+    /// Runs a future for as long as all keys are held; when one is lost, the future
+    /// is dropped at its next await. See [`Guard::run`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let both = dlock.all_of(["account:7", "account:3"]).lock().await?;
+    /// let sum = both.run(async { 1 + 1 }).await?;
+    /// assert_eq!(sum, 2);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `Lost`, naming the key.
+    /// `Lost`, with the key that was lost.
     ///
     /// # Cancel safety
-    /// Dropping it drops the future; the guard goes on.
+    /// Dropping this drops the future; the guard stays held.
     pub fn run<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
         Run::new(self.guards.iter().map(Guard::hold), self.frames(), future)
     }
 
-    /// Runs a future to its end, also when one of them is lost meanwhile: see
+    /// Runs a future to its end, even if one of the keys is lost meanwhile. See
     /// [`Guard::run_to_end`].
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let both = dlock.all_of(["account:7", "account:3"]).lock().await?;
+    /// let sum = both.run_to_end(async { 1 + 1 }).await;
+    /// assert_eq!(sum, 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// It returns none of its own; check [`state`](Self::state) afterwards.
+    ///
     /// # Cancel safety
-    /// Dropping it drops the future; the guard goes on.
+    /// Dropping this drops the future; the guard stays held.
     pub fn run_to_end<F: Future>(&self, future: F) -> impl Future<Output = F::Output> {
         Inside::new(self.frames(), future)
     }
 
-    /// As [`run_to_end`](Self::run_to_end), but a future that has not begun when one
-    /// of them is lost does not begin.
+    /// Runs a future to its end if all keys are held when the future starts; else
+    /// the future does not start.
     #[doc(hidden)]
     pub fn run_if_held<F: Future>(&self, future: F) -> impl Future<Output = Result<F::Output>> {
         Run::new(self.guards.iter().map(Guard::hold), self.frames(), future).once_begun()
     }
 
+    /// The frames of the keys, for re-entry.
     fn frames(&self) -> impl Iterator<Item = Frame> {
         let last = self.guards.last().map(Guard::key);
         self.guards.iter().map(move |guard| guard.hold().frame().among(last))
     }
 
-    /// Releases all of them, even when one release fails. `AlreadyLost` if one
-    /// of them was.
+    /// Releases all keys, even if one release fails. Returns `AlreadyLost` if one of
+    /// the keys had been lost.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// use dlock::ReleaseOutcome;
+    ///
+    /// let both = dlock.all_of(["account:7", "account:3"]).lock().await?;
+    /// assert_eq!(both.release().await?, ReleaseOutcome::Released);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// The first failure; the others were released all the same.
+    /// The first failure, as of [`Guard::release`]; the other keys are released too.
     ///
     /// # Cancel safety
-    /// The releases go on when this is dropped.
+    /// The releases continue in the background when the future is dropped.
     pub async fn release(self) -> Result<ReleaseOutcome> {
         let mut outcome = Ok(ReleaseOutcome::Released);
         for guard in self.guards {

@@ -1,13 +1,13 @@
-//! Frames: which locks the running code is inside of.
+//! Re-entry: which locks the running code is inside of.
 //!
-//! `guard.run(..)`, and so the attribute, opens a frame for its key around the
-//! code it runs. Whoever asks for that key again inside it does not wait for
-//! himself: he queues at a gate *inside* the lease (see `gate.rs`), which lets
-//! one in after the other. So nested calls go through, and siblings in a `join!`
-//! still exclude each other.
+//! `guard.run(..)`, and so the attribute, opens a frame for its key around the code
+//! that it runs. A request for the same key inside the frame does not wait for its
+//! own holder: it queues at a gate *inside* the lease (see `machine/gate.rs`), which
+//! admits one request after the other. So nested calls succeed, and siblings in a
+//! `join!` still exclude each other.
 //!
 //! A frame belongs to the task that runs the code. A task spawned from there is
-//! outside and waits like anybody else.
+//! outside the frame and waits like any other task.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ pub(crate) struct Frame {
     key: Key,
     mode: Mode,
     ticket_ref: TicketRef,
-    /// The last key of the `all_of` that this belongs to.
+    /// The last key of the `all_of` that this key belongs to.
     last_of_all: Option<Key>,
     outer: Option<Arc<Frame>>,
 }
@@ -43,6 +43,7 @@ impl Frame {
         Frame { client, key, mode, ticket_ref, last_of_all: None, outer: None }
     }
 
+    /// The same frame, as one of an `all_of` whose last key is this.
     pub(crate) fn among(mut self, last: Option<&Key>) -> Self {
         self.last_of_all = last.cloned();
         self
@@ -68,13 +69,13 @@ pin_project! {
 }
 
 enum Entry {
-    /// Not polled yet: what it will be inside of is known when it is.
+    /// Not polled yet. The frames around it are known when it is polled first.
     Before(SmallVec<[Frame; 1]>),
     Inside(Option<Arc<Frame>>),
 }
 
 impl<F> Inside<F> {
-    /// Inside these, the last one innermost.
+    /// A future that runs inside these frames, the last one innermost.
     pub(crate) fn new(frames: impl IntoIterator<Item = Frame>, future: F) -> Self {
         Inside { entry: Entry::Before(frames.into_iter().collect()), future }
     }
@@ -98,16 +99,17 @@ impl<F: Future> Future for Inside<F> {
     }
 }
 
-/// Whether the running code is inside a lock of this key, of whatever client.
+/// Whether the running code is inside a lock of this key, of any client.
 pub(crate) fn is_inside(key: &Key) -> bool {
     frames(&innermost()).any(|frame| frame.key == *key && !frame.mode.is_permits())
 }
 
-/// Where a claim for `key` goes: nested in a frame, or out (`None`).
+/// The ticket of the frame that a request for `key` is nested in; `None` if the
+/// request goes to the backend.
 ///
 /// # Errors
-/// `WouldDeadlock` if it could never be granted: a reader that wants to write,
-/// or a key that belongs before those of an `all_of` around this code.
+/// `WouldDeadlock` if the request could never be granted: a reader that wants to
+/// write, or a key that sorts before those of an `all_of` around this code.
 pub(crate) fn nesting(client: u64, key: &Key, mode: Mode) -> Result<Option<TicketRef>> {
     if mode.is_permits() {
         return Ok(None);
@@ -120,7 +122,7 @@ pub(crate) fn nesting(client: u64, key: &Key, mode: Mode) -> Result<Option<Ticke
         if frame.key == *key && !frame.mode.is_permits() {
             if frame.mode == Mode::Shared && mode == Mode::Exclusive {
                 return would_deadlock(
-                    "this code holds the key for reading and cannot wait for itself to write; take it exclusively from the start",
+                    "this code holds the key as a reader, so a writer would wait for it for ever; lock the key exclusively from the start",
                 );
             }
             return Ok(Some(frame.ticket_ref));
@@ -131,18 +133,18 @@ pub(crate) fn nesting(client: u64, key: &Key, mode: Mode) -> Result<Option<Ticke
         .any(|frame| frame.last_of_all.as_ref().is_some_and(|last| key < last));
     if out_of_order {
         return would_deadlock(
-            "this code holds an all_of with keys that come after this one; add the key to the all_of",
+            "this code holds an all_of with keys that sort after this one; add the key to the all_of",
         );
     }
     Ok(None)
 }
 
-/// Whether these keys, sorted, can be taken one after the other inside what this
-/// code holds.
+/// Checks that these sorted keys can be acquired one after the other inside the
+/// locks that this code holds.
 ///
 /// # Errors
-/// `WouldDeadlock` if one of them is held already and another one comes before
-/// it: whoever takes all of them elsewhere takes that one first.
+/// `WouldDeadlock` if one of them is held already and another one sorts before it:
+/// other code that locks all of them acquires that one first.
 pub(crate) fn in_order(client: u64, keys: &[Key]) -> Result<()> {
     let innermost = innermost();
     let is_held = |key: &Key| {
@@ -153,7 +155,7 @@ pub(crate) fn in_order(client: u64, keys: &[Key]) -> Result<()> {
     let before = last_held.and_then(|last| keys[..last].iter().find(|key| !is_held(key)));
     match before {
         Some(key) => Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire).on(key).saying(
-            "this code holds a key of the all_of that comes after this one; take the all_of first",
+            "this code holds a key of the all_of that sorts after this one; lock the all_of first",
         )),
         None => Ok(()),
     }

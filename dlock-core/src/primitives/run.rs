@@ -1,4 +1,4 @@
-//! Work under a lock: told when the lock is lost, or stopped by it.
+//! Work under a lock, which stops when the lock is lost.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,10 +11,10 @@ use crate::claim::LossReason;
 use crate::driver::TicketRef;
 use crate::error::{Body, Result};
 use crate::machine::LeaseStatus;
-use crate::primitives::guard::Hold;
+use crate::primitives::hold::Hold;
 use crate::primitives::reentry::{Frame, Inside};
 
-/// Somebody who wants to know when a lock is lost, for as long as this lives.
+/// Wakes a task when a lock is lost, until it is dropped.
 pub(crate) struct Watch<'a> {
     hold: &'a Hold,
     waker: Option<Waker>,
@@ -26,7 +26,7 @@ impl<'a> Watch<'a> {
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
-        // Registered first, then looked: so a loss in between is seen.
+        // Register first, then look, so that a loss in between is seen.
         if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             self.unregister();
             self.waker = Some(cx.waker().clone());
@@ -52,7 +52,7 @@ impl<'a> Watch<'a> {
         let TicketRef { shard, ticket } = self.hold.ticket_ref();
         let removed = self.hold.core().look(shard, |machine| {
             let wakers = machine.payload_mut(ticket)?;
-            // Any one that wakes the same task will do: each watch added one.
+            // Any waker of the same task will do: each watch added one.
             let place = wakers.iter().position(|other| other.will_wake(&waker))?;
             Some(wakers.swap_remove(place))
         });
@@ -88,7 +88,7 @@ impl<'a, F> Run<'a, F> {
         Run { watches, began: false, to_end: false, work: Inside::new(frames, future) }
     }
 
-    /// What has begun goes on when a lock is lost.
+    /// Lets a future that has started run to its end when a lock is lost.
     pub(crate) fn once_begun(self) -> Self {
         Run { to_end: true, ..self }
     }
@@ -113,14 +113,14 @@ impl<F: Future> Future for Run<'_, F> {
             return Poll::Ready(Ok(value));
         }
         if !began && !*this.to_end {
-            // Work that ends at its first poll, as much does, registers nothing.
+            // Work that ends at its first poll, which is common, registers nothing.
             unless_lost(this.watches, cx)?;
         }
         Poll::Pending
     }
 }
 
-/// Registers with the locks, or tells that one is lost.
+/// Registers with all locks, or fails if one is lost.
 fn unless_lost(watches: &mut [Watch<'_>], cx: &mut Context<'_>) -> Result<()> {
     for watch in watches {
         if let Poll::Ready(reason) = watch.poll(cx) {

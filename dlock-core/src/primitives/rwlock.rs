@@ -1,3 +1,5 @@
+//! A read-write lock.
+
 use std::sync::Arc;
 
 use super::lock::Lock;
@@ -9,9 +11,9 @@ use crate::primitives::guard::Guard;
 
 /// A read-write lock: [`Dlock::rwlock`](crate::Dlock::rwlock).
 ///
-/// First come, first served: a writer waits for the readers before it and holds
-/// back those after it, so neither side starves. Its writing side and a mutex of
-/// the same key are the same thing.
+/// First come, first served: a writer waits for the readers before it, and readers
+/// after it wait for the writer, so neither side starves. The write side and a mutex
+/// of the same key are the same lock.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -33,12 +35,12 @@ impl RwLock {
         RwLock { handle, key }
     }
 
-    /// The reading side.
+    /// The read side: a lock that is shared with other readers.
     pub fn read(&self) -> Lock<Guard> {
         Lock::new(self.handle.clone(), self.key.clone(), Mode::Shared)
     }
 
-    /// The writing side.
+    /// The write side: an exclusive lock.
     pub fn write(&self) -> Lock<Guard> {
         Lock::new(self.handle.clone(), self.key.clone(), Mode::Exclusive)
     }

@@ -1,3 +1,5 @@
+//! A semaphore.
+
 use std::sync::Arc;
 
 use super::lock::Lock;
@@ -7,10 +9,11 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 use crate::primitives::guard::Permits;
 
-/// A number of permits: [`Dlock::semaphore`](crate::Dlock::semaphore).
+/// A semaphore: a number of permits that several tasks hold at the same time
+/// ([`Dlock::semaphore`](crate::Dlock::semaphore)).
 ///
-/// First come, first served: who wants many is not overtaken for ever by those
-/// who want few. Permits of a process that died come back after their ttl.
+/// First come, first served: a request for many permits is not overtaken by requests
+/// for few. Permits of a process that died are free again after their ttl.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -32,8 +35,8 @@ impl Semaphore {
         Semaphore { handle, key, capacity }
     }
 
-    /// This many permits, all or none. None, or more than there are, is told by
-    /// `lock()` as `Invalid`.
+    /// A lock on this many permits, all or none. With zero, or more than the
+    /// semaphore has, `lock()` fails with `Invalid`.
     pub fn permits(&self, permits: u32) -> Lock<Permits> {
         let key = self.key.clone().and_then(|key| self.check(permits, key));
         let mode = Mode::Permits { count: permits, of: self.capacity };
@@ -42,10 +45,10 @@ impl Semaphore {
 
     fn check(&self, permits: u32, key: Key) -> Result<Key> {
         let fault = if permits == 0 {
-            "asked for no permits; take at least one".to_owned()
+            "the number of permits is zero; request at least one".to_owned()
         } else if permits > self.capacity {
             format!(
-                "asked for {permits} permits of {}, which can never be; take fewer or raise the capacity",
+                "{permits} permits were requested, but the semaphore has {}; request fewer or raise the capacity",
                 self.capacity
             )
         } else {

@@ -1,0 +1,63 @@
+//! The bounds of the options.
+
+use std::time::Duration;
+
+use super::values::fault;
+use super::{Config, DEFAULT_MAX_WAITERS, MAX_TTL, MIN_TTL};
+use crate::error::Result;
+
+/// The longest `call_timeout`.
+const MAX_CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest namespace and the longest name of a policy.
+pub(super) const MAX_NAME_BYTES: usize = 64;
+/// The longest `client_name`.
+const MAX_CLIENT_NAME_BYTES: usize = 256;
+
+impl Config {
+    /// Checks that every value is within its bounds.
+    pub(crate) fn check(&self) -> Result<()> {
+        let bounded = |name: &str, value: Duration, max: Duration| {
+            if value < MIN_TTL || value > max {
+                return Err(fault(format!(
+                    "`{name}` is {}; write a duration from {} to {}",
+                    humantime::format_duration(value),
+                    humantime::format_duration(MIN_TTL),
+                    humantime::format_duration(max),
+                )));
+            }
+            Ok(())
+        };
+        bounded("ttl", self.ttl, MAX_TTL)?;
+        for (name, policy) in &self.policies {
+            if let Some(ttl) = policy.ttl {
+                bounded(&format!("policy.{name}.ttl"), ttl, MAX_TTL)?;
+            }
+        }
+        bounded("call_timeout", self.call_timeout, MAX_CALL_TIMEOUT)?;
+        if self.break_delay > MAX_TTL {
+            return Err(fault("`break_delay` is above a day".to_owned()));
+        }
+        if self.max_waiters == 0 {
+            return Err(fault(format!(
+                "`max_waiters` is 0, so no task could wait; the default is {DEFAULT_MAX_WAITERS}"
+            )));
+        }
+        let name = &self.namespace;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(plain) {
+            return Err(fault(format!(
+                "`namespace` must be 1 to {MAX_NAME_BYTES} letters, digits, `-`, `_` or `.`"
+            )));
+        }
+        let client = self.client_name.as_deref().unwrap_or("ok");
+        if client.is_empty()
+            || client.len() > MAX_CLIENT_NAME_BYTES
+            || client.chars().any(char::is_control)
+        {
+            return Err(fault(format!(
+                "`client_name` must be 1 to {MAX_CLIENT_NAME_BYTES} bytes without control characters"
+            )));
+        }
+        Ok(())
+    }
+}

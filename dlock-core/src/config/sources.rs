@@ -1,0 +1,160 @@
+//! Options by name, as a URL, the environment or a file writes them.
+
+use std::ffi::OsString;
+
+use super::backends::parse_url;
+use super::check::MAX_NAME_BYTES;
+use super::values::{dotted, duration, fault, is_foreign, number, wait_limit};
+use super::{Config, Eviction};
+use crate::error::Result;
+
+/// The names of all options. They are the same in a file, in a URL's query and, in
+/// capitals after the prefix, in the environment.
+pub(super) const OPTIONS: &[&str] = &[
+    "url",
+    "namespace",
+    "ttl",
+    "wait",
+    "call_timeout",
+    "max_handovers",
+    "max_handover_time",
+    "break_delay",
+    "max_waiters",
+    "client_name",
+    "password_file",
+    "database",
+    "eviction",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "policy.NAME.ttl",
+    "policy.NAME.wait",
+];
+
+impl Config {
+    /// The default configuration with the options of this URL's query:
+    /// `memory://?ttl=10s`.
+    ///
+    /// # Errors
+    /// `Config` if the URL is not valid or names an unknown scheme or option.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let mut config = Config::default();
+        config.set("url", url)?;
+        Ok(config)
+    }
+
+    /// The default configuration with the options of environment variables: with the
+    /// prefix `DLOCK_` these are `DLOCK_URL`, `DLOCK_TTL` and so on.
+    ///
+    /// # Errors
+    /// `Config` if a variable with the prefix is not an option or its value is not
+    /// valid. `DLOCK_KEY`, `DLOCK_TOKEN`, `DLOCK_REQUIRE_SERVERS`, `DLOCK_TEST_*` and
+    /// the variables that Kubernetes sets for a service of that name are ignored.
+    pub fn from_env(prefix: &str) -> Result<Self> {
+        let utf8 = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        };
+        Self::from_vars(prefix, std::env::vars_os().filter_map(utf8))
+    }
+
+    /// The default configuration with the options of these variables, which are read
+    /// as [`from_env`](Self::from_env) reads those of the process.
+    ///
+    /// # Errors
+    /// `Config`, as [`from_env`](Self::from_env).
+    pub fn from_vars(
+        prefix: &str,
+        vars: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self> {
+        let mut config = Config::default();
+        let mut found: Vec<(String, String)> = vars
+            .into_iter()
+            .filter_map(|(name, value)| {
+                let name = name.strip_prefix(prefix)?;
+                (!is_foreign(name)).then(|| (dotted(&name.to_ascii_lowercase()), value))
+            })
+            .collect();
+        found.sort_by_key(|(name, _)| name != "url"); // the URL's query first: the rest overrides it
+        for (name, value) in found {
+            config.set(&name, &value).map_err(|error| fault(format!("{prefix}*: {error}")))?;
+        }
+        Ok(config)
+    }
+
+    /// Sets the option of this name.
+    ///
+    /// # Errors
+    /// `Config` if there is no such option or the value is not valid for it.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        match name {
+            "url" => return self.set_url(value),
+            "namespace" => self.namespace = value.to_owned(),
+            "ttl" => self.ttl = duration(name, value)?,
+            "wait" => self.wait = wait_limit(name, value)?,
+            "call_timeout" => self.call_timeout = duration(name, value)?,
+            "max_handovers" => self.max_handovers = number(name, value)?,
+            "max_handover_time" => self.max_handover_time = duration(name, value)?,
+            "break_delay" => self.break_delay = duration(name, value)?,
+            "max_waiters" => self.max_waiters = number(name, value)?,
+            "client_name" => self.client_name = Some(value.to_owned()),
+            "password_file" => self.password_file = Some(value.into()),
+            "database" => self.database = Some(number(name, value)?),
+            "eviction" => {
+                self.eviction = match value {
+                    "refuse" => Eviction::Refuse,
+                    "warn" => Eviction::Warn,
+                    _ => {
+                        let what = format!("`eviction` is `{value}`; write `refuse` or `warn`");
+                        return Err(fault(what));
+                    }
+                }
+            }
+            "tls_ca" => self.tls_ca = Some(value.into()),
+            "tls_cert" => self.tls_cert = Some(value.into()),
+            "tls_key" => self.tls_key = Some(value.into()),
+            other => return self.set_policy(other, value),
+        }
+        Ok(())
+    }
+
+    /// Sets an option of a policy, such as `policy.payments.ttl`.
+    fn set_policy(&mut self, name: &str, value: &str) -> Result<()> {
+        let parts = name.strip_prefix("policy.").and_then(|rest| rest.rsplit_once('.'));
+        let Some((policy, option @ ("ttl" | "wait"))) = parts else {
+            return Err(fault(format!(
+                "unknown option `{name}`; the options are {}",
+                OPTIONS.join(", ")
+            )));
+        };
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        if policy.is_empty() || policy.len() > MAX_NAME_BYTES || !policy.chars().all(plain) {
+            return Err(fault(format!(
+                "`{name}`: the name of a policy must be 1 to {MAX_NAME_BYTES} lower-case letters, digits or `_`, so that it can be written in every source"
+            )));
+        }
+        let policy = self.policies.entry(policy.to_owned()).or_default();
+        match option {
+            "ttl" => policy.ttl = Some(duration(name, value)?),
+            _ => policy.wait = Some(wait_limit(name, value)?),
+        }
+        Ok(())
+    }
+
+    /// Sets the URL, and the options of its query.
+    fn set_url(&mut self, url: &str) -> Result<()> {
+        let mut url = parse_url(url)?;
+        let options: Vec<(String, String)> = url
+            .query_pairs()
+            .map(|(name, value)| (name.into_owned(), value.into_owned()))
+            .collect();
+        for (name, value) in &options {
+            if name == "url" {
+                return Err(fault("the URL's query holds the option `url`; remove it".into()));
+            }
+            self.set(name, value)?;
+        }
+        url.set_query(None);
+        self.url = url.into();
+        Ok(())
+    }
+}
