@@ -3,33 +3,36 @@
 //! Tasks queue here, first in first out, and one claim goes out for all of them.
 //!
 //! ```text
-//!            LockRequest                  granted
-//!   Vacant ------->  Asking  ---------------->  Held  --- Admit --> a tenant
-//!     ^                |  nobody waits any more   |  last tenant left:
-//!     |<--- Leave -----+                          |   - next one fits: Admit (hand-over, no network)
-//!     |<------------- Leave: nobody waits --------+   - it does not:   LockRequest instead of this lease
-//!     |<------------- lost ----------------------/
+//!            Acquire                 granted
+//!   Vacant ---------->  Acquiring  ---------->  Held  --- Admit --> a holder
+//!     ^                     |                     |
+//!     |<-- Release ---------+ nobody waits        | the last holder left:
+//!     |<-- Release: nobody waits -----------------+   - the next task fits: Admit, a
+//!     |<-- lost ----------------------------------+     hand-over without the network
+//!     |<-- Retire: a reader may not join ---------+   - else: Acquire instead of it
 //! ```
 //!
-//! A hand-over is allowed if the lease is fit (held for certain, with half its
-//! term left), is of the mode and ttl that the next task wants, has tokens left,
-//! and the held is neither too long nor too often handed over. Otherwise one
-//! call gives the lease up and asks anew, behind whoever waits elsewhere.
+//! A hand-over is allowed if the lease can be handed over (held for certain, with
+//! half its term left), has the mode and ttl that the next task wants, has tokens
+//! left, and was not passed on too often or for too long. Otherwise one call gives the
+//! lease up and asks again, behind whoever waits elsewhere.
 //!
-//! Readers that come while readers are inside join them under the same
-//! conditions, unless a writer waits here (first in, first out) or somebody
-//! waits elsewhere. One that may not join goes *apart*, with a claim of its own,
-//! and the backend decides.
+//! Readers that come while readers are inside join them under the same conditions,
+//! unless a writer waits here (first in, first out) or somebody waits elsewhere. If
+//! one may not join, the lease is *retired*: it goes on in a gate of its own until its
+//! readers have left, and this gate asks for a new one, which the next readers join.
+//! So the readers of a process share a lease, however many come, and each lease is
+//! joined for a short time only.
 //!
-//! A gate *inside* a lease serves the tasks nested in one tenant: it never asks
-//! nor leaves, it only lets them in one after the other.
+//! A *nested* gate serves the tasks inside one holder: it never acquires or releases,
+//! it only lets them in one after the other.
 //!
-//! Invariants: the holders are one exclusive task or any number of shared ones;
-//! each admission of an exclusive tenant uses a token of its own, rising; nobody
-//! is admitted on a lease that is not held.
+//! Invariants: the holders are one exclusive task or any number of shared ones; each
+//! admission of an exclusive holder uses a token of its own, and they rise; nobody is
+//! admitted on a lease that is not held.
 //!
-//! The gate decides one [`Step`] at a time; the engine carries it out and asks
-//! again until there is none.
+//! The gate decides one [`Step`] at a time; the engine carries it out and asks again
+//! until there is none.
 
 use smallvec::SmallVec;
 
@@ -63,10 +66,8 @@ pub(crate) enum Step {
     RefuseBusy {
         ticket: Ticket,
     },
-    /// This one is to have a claim of its own.
-    ClaimSeparately {
-        waiter: Waiter,
-    },
+    /// The lease goes on without this gate, until those inside have left.
+    Retire,
     Acquire {
         first: Ticket,
         ttl: u64,
@@ -307,6 +308,15 @@ impl Gate {
         matches!(self.lease, Lease::Acquiring { queued: false, .. })
     }
 
+    /// A gate with this one's lease and those inside; this one is vacant from now on.
+    pub(crate) fn retire(&mut self) -> Gate {
+        Gate {
+            lease: std::mem::replace(&mut self.lease, Lease::Vacant),
+            holders: std::mem::take(&mut self.holders),
+            ..Gate::new()
+        }
+    }
+
     pub(crate) fn holders(&self) -> &[Ticket] {
         &self.holders
     }
@@ -368,7 +378,7 @@ impl Gate {
                         if held.joined_by(first, &view) {
                             return self.admit(token, true);
                         }
-                        self.remove(0).map(|waiter| Step::ClaimSeparately { waiter })
+                        Some(Step::Retire)
                     }
                     _ => self.refuse_attempt(),
                 }

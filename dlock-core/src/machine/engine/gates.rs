@@ -11,7 +11,7 @@ use crate::claim::{Holder, LossReason, Release};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation};
 use crate::key::Key;
-use crate::machine::gate::{Gate, Step, View, Waiter};
+use crate::machine::gate::{Gate, Step, View};
 use crate::machine::keeper::{ClaimEvent, ClaimRequest};
 use crate::machine::types::{Action, Actions, ClaimId, GateId, LockRequest, Refusal, Ticket};
 
@@ -281,9 +281,7 @@ impl<W> Engine<W> {
                     let refusal = Refusal::Busy(self.in_the_way(id));
                     self.refuse(id, ticket, refusal, out);
                 }
-                Some(Step::ClaimSeparately { waiter }) => {
-                    self.claim_separately(now, id, waiter, out)
-                }
+                Some(Step::Retire) => self.retire_lease(id),
                 Some(Step::Acquire { first, ttl, queue, tokens, instead_of }) => {
                     let entry = &self.tickets[first];
                     let request = ClaimRequest {
@@ -310,21 +308,27 @@ impl<W> Engine<W> {
         self.close_gate_if_unused(id);
     }
 
-    /// Gives a task that waits here a claim of its own.
-    fn claim_separately(&mut self, now: Moment, id: GateId, waiter: Waiter, out: &mut Actions) {
-        let key = self.gates[id].key.clone();
-        let waiting = self.separate_waiters.entry_ref(&key).or_default();
-        if *waiting >= self.limits.waiters {
-            let refusal = if waiter.attempt { Refusal::Busy(None) } else { Refusal::Overloaded };
-            return self.refuse(id, waiter.ticket, refusal, out);
+    /// Moves a lease, and those inside, to a gate of its own. Who waits here goes on
+    /// with a new claim.
+    fn retire_lease(&mut self, id: GateId) {
+        let Some(gate_entry) = self.gates.get_mut(id) else { return };
+        let (gate, key) = (gate_entry.gate.retire(), gate_entry.key.clone());
+        let (claim, holders) = (gate.claim(), gate.holders().to_vec());
+        let retired =
+            self.gates.insert(GateEntry { gate, key, kind: Kind::Separate, obstacle: None });
+        if let Some(claim) = claim {
+            self.keeper.set_gate(claim, retired);
         }
-        *waiting += 1;
-        let mut gate = Gate::new();
-        gate.enqueue(waiter);
-        let own = self.gates.insert(GateEntry { gate, key, kind: Kind::Separate, obstacle: None });
-        self.tickets[waiter.ticket].gate = own;
-        self.settle(now, own, &mut None, out);
-        self.set_alarm(own, waiter.deadline);
+        for ticket in holders {
+            let Some(entry) = self.tickets.get_mut(ticket) else { continue };
+            if entry.gate == id {
+                entry.gate = retired;
+            }
+            let nested = entry.nested.and_then(|nested| self.gates.get_mut(nested));
+            if let Some(GateEntry { kind: Kind::Nested { root, .. }, .. }) = nested {
+                *root = retired;
+            }
+        }
     }
 
     /// Who is in the way: a task of this very process, or whom the backend named.

@@ -163,6 +163,13 @@ impl Keeper {
         }
     }
 
+    /// What happens to the claim is told to this gate from now on.
+    pub(crate) fn set_gate(&mut self, id: ClaimId, gate: GateId) {
+        if let Some(tracked) = self.claims.get_mut(id) {
+            tracked.gate = gate;
+        }
+    }
+
     /// Nobody wants the claim any more.
     pub(crate) fn release(
         &mut self,
