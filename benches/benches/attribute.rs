@@ -1,7 +1,7 @@
 //! An annotated function beside the same body with the lock taken by hand, on the
 //! embedded backend.
 //!
-//! `cargo bench -p benches --bench attribute`
+//! `cargo bench -p dlock-bench --bench attribute`
 
 use std::hint::black_box;
 

@@ -1,11 +1,11 @@
 //! The embedded backend beside `tokio::sync::Mutex`, in the same run.
 //!
-//! `cargo bench -p benches --bench memory`
+//! `cargo bench -p dlock-bench --bench memory`
 
 use std::hint::black_box;
 use std::sync::Arc;
 
-use benches::convoy;
+use dlock_bench::convoy;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dlock::{Dlock, Key};
 use tokio::runtime::{Builder, Runtime};

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use benches::contender::{Locks, Peer};
-use benches::fleet::Launcher;
-use benches::interrupt::Interrupt;
-use benches::load::Load;
-use benches::seller::Method;
-use benches::{deduct, fleet, handoff, held, lock};
+use dlock_bench::contender::{Locks, Peer};
+use dlock_bench::fleet::Launcher;
+use dlock_bench::interrupt::Interrupt;
+use dlock_bench::load::Load;
+use dlock_bench::seller::Method;
+use dlock_bench::{deduct, fleet, handoff, held, lock};
 use clap::builder::TypedValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;

@@ -4,7 +4,7 @@
 //! so that they are readable on a light and on a dark page.
 
 use anyhow::{Result, anyhow};
-use benches::sale::{Plan, Played};
+use dlock_bench::sale::{Plan, Played};
 use plotters::prelude::*;
 use plotters::style::RGBAColor;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -40,7 +40,7 @@ pub(crate) fn page(plan: &Plan, played: &[Played], curve: &[(u32, f64)]) -> Resu
         .map(|(title, svg)| format!("<figure><figcaption>{title}</figcaption>{svg}</figure>\n"))
         .collect();
     let stall = &plan.stall;
-    let backend = benches::server::backend(&stall.config);
+    let backend = dlock_bench::server::backend(&stall.config);
     let about = format!(
         "{} units in {} segments, {} buyers who want {} to {} each, {} at the same time, {} to think about an order, on {backend}",
         grouped(stall.stock),

@@ -18,7 +18,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use benches::interrupt::is_ignored;
+use dlock_bench::interrupt::is_ignored;
 use clap::{Args, ValueEnum};
 use dlock::{Dlock, ErrorKind, Guard, Key, MAX_TTL, ReleaseOutcome};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
@@ -98,7 +98,7 @@ impl Run {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
         let key = Key::new(&self.key)?;
         if self.hold_at_least.is_some_and(|least| least > MAX_TTL) {
-            return Err(benches::Wrong::because("--hold-at-least takes a day (24h) at most"));
+            return Err(dlock_bench::Wrong::because("--hold-at-least takes a day (24h) at most"));
         }
         let mut signals = Signals::new()?;
         let dlock = common.connect().await?;

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use benches::deduct;
-use benches::fleet::Launcher;
-use benches::interrupt::{Interrupt, Interrupted};
-use benches::load::Load;
-use benches::sale::{self, Outcome, Plan, Played, Progress};
-use benches::seller::{Method, Stall};
-use benches::server;
+use dlock_bench::deduct;
+use dlock_bench::fleet::Launcher;
+use dlock_bench::interrupt::{Interrupt, Interrupted};
+use dlock_bench::load::Load;
+use dlock_bench::sale::{self, Outcome, Plan, Played, Progress};
+use dlock_bench::seller::{Method, Stall};
+use dlock_bench::server;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
