@@ -5,9 +5,9 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use dlock_bench::convoy;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dlock::{Dlock, Key};
+use dlock_bench::run_contended;
 use tokio::runtime::{Builder, Runtime};
 
 fn current_thread() -> Runtime {
@@ -57,7 +57,7 @@ fn hot_key(c: &mut Criterion) {
                 let lock = Arc::new(dlock.mutex("hot").wait_unlimited());
                 async move {
                     let first = lock.lock().await.expect("the lock");
-                    convoy(TASKS, CYCLES * iterations, first, move || {
+                    run_contended(TASKS, CYCLES * iterations, first, move || {
                         let lock = lock.clone();
                         async move { drop(lock.lock().await.expect("the lock")) }
                     })
@@ -69,7 +69,7 @@ fn hot_key(c: &mut Criterion) {
             b.to_async(&runtime).iter_custom(|iterations| async move {
                 let mutex = Arc::new(tokio::sync::Mutex::new(()));
                 let first = mutex.clone().lock_owned().await;
-                convoy(TASKS, CYCLES * iterations, first, move || {
+                run_contended(TASKS, CYCLES * iterations, first, move || {
                     let mutex = mutex.clone();
                     async move { drop(mutex.lock().await) }
                 })

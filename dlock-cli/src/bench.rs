@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use dlock_bench::contender::{Locks, Peer};
-use dlock_bench::fleet::Launcher;
-use dlock_bench::interrupt::Interrupt;
-use dlock_bench::load::Load;
-use dlock_bench::seller::Method;
-use dlock_bench::{deduct, fleet, handoff, held, lock};
 use clap::builder::TypedValueParser;
 use clap::{Args, Subcommand, ValueEnum};
+use dlock_bench::interrupt::Interrupt;
+use dlock_bench::load::Load;
+use dlock_bench::lock_client::{LockOptions, Peer};
+use dlock_bench::processes;
+use dlock_bench::processes::Launcher;
+use dlock_bench::seller::Method;
+use dlock_bench::workload::{deduct, handoff, held, lock};
 use serde::Serialize;
 
 use crate::{Common, output};
@@ -182,32 +183,32 @@ impl Bench {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
         let config = common.config_of_load()?;
         if let Workload::Worker = self.workload {
-            return fleet::work(&config).await;
+            return processes::run_worker(&config).await;
         }
         let (interrupt, launcher) = (Interrupt::listen()?, launcher(common)?);
-        let run = format!("bench-{:016x}", rand::random::<u64>());
+        let key_prefix = format!("bench-{:016x}", rand::random::<u64>());
         match self.workload {
             Workload::Worker => Ok(()),
             Workload::Lock(LockArguments { load, keys, hold, ttl, peer }) => {
                 let ttl = ttl.unwrap_or(config.ttl);
-                let locks = Locks { run, peer: peer.map(Peer::from), ttl };
+                let locks = LockOptions { key_prefix, peer: peer.map(Peer::from), ttl };
                 let plan = lock::Plan { locks, load: load.into(), keys, hold };
                 show(common, &lock::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Handoff(HandoffArguments { rounds, ttl, peer }) => {
                 let ttl = ttl.unwrap_or(config.ttl);
-                let locks = Locks { run, peer: peer.map(Peer::from), ttl };
+                let locks = LockOptions { key_prefix, peer: peer.map(Peer::from), ttl };
                 let plan = handoff::Plan { locks, rounds };
                 show(common, &handoff::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Deduct(DeductArguments { load, segments, hold, mode }) => {
                 let (mode, load) = (mode.into(), load.into());
-                let plan = deduct::Plan { mode, load, segments, hold, run };
+                let plan = deduct::Plan { mode, load, segments, hold, key_prefix };
                 show(common, &deduct::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Held(HeldArguments { locks, ttl, duration }) => {
                 let ttl = ttl.unwrap_or(config.ttl);
-                let plan = held::Plan { locks, ttl, duration, run };
+                let plan = held::Plan { locks, ttl, duration, key_prefix };
                 show(common, &held::run(&config, plan, &interrupt).await?)
             }
         }

@@ -82,7 +82,7 @@ impl Common {
     /// The configuration: the environment, and over it the command line.
     fn config(&self) -> Result<Config> {
         let Some(url) = &self.url else {
-            return Err(dlock_bench::Wrong::because(
+            return Err(dlock_bench::usage_error(
                 "where are the locks? give --url redis://host:port, or set DLOCK_URL",
             ));
         };

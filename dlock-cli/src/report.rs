@@ -4,7 +4,7 @@
 //! so that they are readable on a light and on a dark page.
 
 use anyhow::{Result, anyhow};
-use dlock_bench::sale::{Plan, Played};
+use dlock_bench::workload::sale::{Plan, SaleResult};
 use plotters::prelude::*;
 use plotters::style::RGBAColor;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -20,7 +20,7 @@ const COLOURS: [RGBColor; 4] =
 const INK: RGBColor = RGBColor(1, 2, 3);
 
 /// The page.
-pub(crate) fn page(plan: &Plan, played: &[Played], curve: &[(u32, f64)]) -> Result<String> {
+pub(crate) fn page(plan: &Plan, played: &[SaleResult], curve: &[(u32, f64)]) -> Result<String> {
     let mut pictures = vec![
         ("Orders a second, by method", throughput(played)?),
         ("How many orders were answered within which time", latencies(played)?),
@@ -39,8 +39,8 @@ pub(crate) fn page(plan: &Plan, played: &[Played], curve: &[(u32, f64)]) -> Resu
         .into_iter()
         .map(|(title, svg)| format!("<figure><figcaption>{title}</figcaption>{svg}</figure>\n"))
         .collect();
-    let stall = &plan.stall;
-    let backend = dlock_bench::server::backend(&stall.config);
+    let stall = &plan.seller;
+    let backend = dlock_bench::server::backend(&stall.backend);
     let about = format!(
         "{} units in {} segments, {} buyers who want {} to {} each, {} at the same time, {} to think about an order, on {backend}",
         grouped(stall.stock),
@@ -57,8 +57,8 @@ pub(crate) fn page(plan: &Plan, played: &[Played], curve: &[(u32, f64)]) -> Resu
         .replace("<!-- figures -->", &figures))
 }
 
-fn rows(played: &[Played]) -> String {
-    let row = |one: &Played| {
+fn rows(played: &[SaleResult]) -> String {
+    let row = |one: &SaleResult| {
         let outcome = &one.outcome;
         let cells: String =
             sale::cells(outcome).iter().map(|cell| format!("<td>{cell}</td>")).collect();
@@ -113,7 +113,7 @@ macro_rules! mesh {
     };
 }
 
-fn throughput(played: &[Played]) -> Result<String> {
+fn throughput(played: &[SaleResult]) -> Result<String> {
     let most = played.iter().map(|one| one.outcome.ops_per_s).fold(1.0, f64::max) * 1.15;
     picture(|area| {
         let mut chart =
@@ -138,8 +138,8 @@ fn throughput(played: &[Played]) -> Result<String> {
     })
 }
 
-fn latencies(played: &[Played]) -> Result<String> {
-    let of = |one: &Played| {
+fn latencies(played: &[SaleResult]) -> Result<String> {
+    let of = |one: &SaleResult| {
         let mut all = one.measured.latencies.clone();
         all.sort_unstable();
         let (mut within, total) = (0, one.measured.operations.max(1) as f64);
@@ -180,7 +180,7 @@ fn latencies(played: &[Played]) -> Result<String> {
     })
 }
 
-fn segments(one: &Played) -> Result<String> {
+fn segments(one: &SaleResult) -> Result<String> {
     let last = one.timeline.last().map_or(1.0, |look| look.0).max(1e-3);
     let most = one.timeline.iter().flat_map(|look| look.1.iter().copied()).max().unwrap_or(1);
     let count = one.timeline.last().map_or(0, |look| look.1.len());

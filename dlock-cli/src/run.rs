@@ -18,9 +18,9 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use dlock_bench::interrupt::is_ignored;
 use clap::{Args, ValueEnum};
 use dlock::{Dlock, ErrorKind, Guard, Key, MAX_TTL, ReleaseOutcome};
+use dlock_bench::interrupt::is_ignored;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -98,7 +98,7 @@ impl Run {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
         let key = Key::new(&self.key)?;
         if self.hold_at_least.is_some_and(|least| least > MAX_TTL) {
-            return Err(dlock_bench::Wrong::because("--hold-at-least takes a day (24h) at most"));
+            return Err(dlock_bench::usage_error("--hold-at-least takes a day (24h) at most"));
         }
         let mut signals = Signals::new()?;
         let dlock = common.connect().await?;

@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use dlock_bench::deduct;
-use dlock_bench::fleet::Launcher;
+use clap::Args;
 use dlock_bench::interrupt::{Interrupt, Interrupted};
 use dlock_bench::load::Load;
-use dlock_bench::sale::{self, Outcome, Plan, Played, Progress};
-use dlock_bench::seller::{Method, Stall};
+use dlock_bench::processes::Launcher;
+use dlock_bench::seller::{Method, SellerConfig};
 use dlock_bench::server;
-use clap::Args;
+use dlock_bench::workload::deduct;
+use dlock_bench::workload::sale::{self, Outcome, Plan, Progress, SaleResult};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::{self, BAD, DIM, GOOD, grouped, latency, styled};
@@ -86,15 +86,15 @@ impl Sale {
         let config = common.config_of_load()?;
         let report = self.report.as_deref().map(writable).transpose()?;
         let interrupt = Interrupt::listen()?;
-        server::reach(&config).await?;
+        server::check_reachable(&config).await?;
         let plan = Plan {
-            stall: Stall {
-                config,
-                run: format!("sale-{:016x}", rand::random::<u64>()),
+            seller: SellerConfig {
+                backend: config,
+                key_prefix: format!("sale-{:016x}", rand::random::<u64>()),
                 stock: self.stock,
                 segments: self.segments,
                 think: self.think,
-                reserves: true,
+                reserve_first: true,
                 at_once: self.at_once,
             },
             buyers: self.buyers,
@@ -138,14 +138,14 @@ fn writable(path: &Path) -> Result<(&Path, File)> {
 }
 
 /// Plays one sale, with a bar on a terminal.
-async fn play(plan: &Plan, method: Method, interrupt: &Interrupt) -> Result<Played> {
+async fn play(plan: &Plan, method: Method, interrupt: &Interrupt) -> Result<SaleResult> {
     let progress = Arc::new(Progress::default());
     // Drawn on standard error, and not at all if that is no terminal.
-    let bar = ProgressBar::new(plan.stall.stock);
+    let bar = ProgressBar::new(plan.seller.stock);
     let style = "{prefix:>20} {bar:40} {pos}/{len} sold, {msg}";
     bar.set_style(ProgressStyle::with_template(style)?);
     bar.set_prefix(method.name());
-    let playing = sale::play(plan, method, progress.clone(), interrupt);
+    let playing = sale::run(plan, method, progress.clone(), interrupt);
     tokio::pin!(playing);
     let mut ticks = tokio::time::interval(Duration::from_millis(50));
     let played = loop {
@@ -171,7 +171,7 @@ async fn curve(plan: &Plan, launcher: &Launcher, interrupt: &Interrupt) -> Resul
     let mut points = Vec::new();
     for segments in CURVE {
         let load = Load {
-            tasks: plan.stall.at_once,
+            tasks: plan.seller.at_once,
             processes: 1,
             warmup: CURVE_TIME / 4,
             duration: CURVE_TIME,
@@ -182,10 +182,10 @@ async fn curve(plan: &Plan, launcher: &Launcher, interrupt: &Interrupt) -> Resul
             mode: Method::SegmentedLock,
             load,
             segments,
-            hold: plan.stall.think,
-            run: format!("{}-{segments}", plan.stall.run),
+            hold: plan.seller.think,
+            key_prefix: format!("{}-{segments}", plan.seller.key_prefix),
         };
-        let measured = deduct::run(&plan.stall.config, point, launcher, interrupt).await?;
+        let measured = deduct::run(&plan.seller.backend, point, launcher, interrupt).await?;
         points.push((segments, measured.ops_per_s));
     }
     Ok(points)
@@ -206,11 +206,11 @@ pub(crate) fn cells(outcome: &Outcome) -> [String; 8] {
     ]
 }
 
-fn show(played: &[Played]) {
+fn show(played: &[SaleResult]) {
     let heads =
         ["METHOD", "SOLD", "LEFT", "OVERSOLD", "ORDERS/S", "P50", "P99", "MAX", "ROUND TRIPS"];
     let mut table = output::table(&heads, &heads[1..]);
-    for Played { outcome, .. } in played {
+    for SaleResult { outcome, .. } in played {
         let name = outcome.method.name().to_owned();
         table.add_row(std::iter::once(name).chain(cells(outcome)));
     }

@@ -1,7 +1,7 @@
 //! With what the command ends: `sysexits.h` where it has a word for it.
 
-use dlock_bench::interrupt::Interrupted;
 use dlock::ErrorKind;
+use dlock_bench::interrupt::Interrupted;
 
 /// Somebody else holds the lock: try again later.
 pub(crate) const BUSY: u8 = 75;
@@ -49,7 +49,7 @@ fn known(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
         return Some(ended_by(interrupted.signal));
     }
-    if error.is::<dlock_bench::Wrong>() {
+    if error.is::<dlock_bench::UsageError>() {
         return Some(USAGE);
     }
     if let Some(error) = error.downcast_ref::<dlock_segment::Error>() {

@@ -18,8 +18,7 @@ fn measured(command: &mut std::process::Command, arguments: &[&str]) -> Value {
 
 /// Whether the fields are those that the schema names for this workload.
 fn conforms(line: &Value) {
-    let schema: Value =
-        serde_json::from_str(include_str!("../../benches/schema.json")).expect("the schema");
+    let schema: Value = serde_json::from_str(dlock_bench::SCHEMA).expect("the schema");
     let kinds = schema["oneOf"].as_array().expect("its kinds");
     let is_its_kind = |kind: &&Value| match line.get("workload") {
         Some(workload) => kind["properties"]["workload"]["const"] == *workload,
@@ -179,7 +178,7 @@ fn a_sale_sells_out_exactly() {
     assert!(lines.iter().all(|line| line["round_trips"].as_f64() > Some(0.0)), "{lines:?}");
     let left = server.cli(&["--raw", "KEYS", "*"]);
     let is_lock = |name: &str| name.ends_with("}:l");
-    assert!(!left.contains("shelf") && !left.lines().any(is_lock), "something is left: {left}");
+    assert!(!left.contains(":stock:") && !left.lines().any(is_lock), "something is left: {left}");
 }
 
 #[test]

@@ -32,8 +32,8 @@ const SALE: [&str; 9] =
 fn a_sale_that_is_interrupted_leaves_nothing() {
     let Some(server) = RedisServer::start() else { return };
     for (signal, code, its) in [
-        ("-INT", 130, ":global-lock:shelf:"),
-        ("-TERM", 143, ":segmented-lock:shelf:"),
+        ("-INT", 130, ":global-lock:stock:"),
+        ("-TERM", 143, ":segmented-lock:stock:"),
         ("-INT", 130, ":inventory}:"),
         ("-TERM", 143, ":inventory-idempotent}:"),
     ] {
@@ -59,7 +59,7 @@ fn a_sale_in_full_swing_that_is_interrupted_leaves_nothing() {
 #[test]
 fn what_a_killed_sale_leaves_has_an_end() {
     let Some(server) = RedisServer::start() else { return };
-    for its in [":global-lock:shelf:", ":segmented-lock:shelf:", ":inventory-idempotent}:ix"] {
+    for its in [":global-lock:stock:", ":segmented-lock:stock:", ":inventory-idempotent}:ix"] {
         let mut sale = started(&server, &SALE);
         let ends_in = |key: &str| server.cli(&["PTTL", key]).parse::<i64>().expect("a number");
         until("its method began", || {
