@@ -1,4 +1,4 @@
-//! The embedded backend beside `tokio::sync::Mutex`, in the same run.
+//! Compares the embedded backend with `tokio::sync::Mutex` in the same run.
 //!
 //! `cargo bench -p dlock-bench --bench memory`
 
@@ -18,7 +18,7 @@ fn multi_thread() -> Runtime {
     Builder::new_multi_thread().enable_all().build().expect("a runtime")
 }
 
-/// One task, nobody else: lock and release.
+/// One task locks and releases without contention.
 fn uncontended(c: &mut Criterion) {
     let mut group = c.benchmark_group("uncontended");
     let dlock = Dlock::connect_lazy("memory://bench").expect("a client");
@@ -44,7 +44,7 @@ fn uncontended(c: &mut Criterion) {
     group.finish();
 }
 
-/// 500 tasks, one key, empty body, everybody waits: each cycle is a hand-over.
+/// 500 tasks wait for one key with an empty critical section: each cycle is a hand-over.
 fn hot_key(c: &mut Criterion) {
     const TASKS: usize = 500;
     const CYCLES: u64 = 500_000;
