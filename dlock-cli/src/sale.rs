@@ -229,7 +229,7 @@ fn print_results(results: &[SaleResult]) {
         false => styled(BAD, "units were sold twice"),
     };
     output::print(format!(
-        "\n{verdict}. ORDERS/S counts until the stock was sold out; P50, P99 and MAX are the time from\norder to answer; ROUND TRIPS are the requests to the server per order."
+        "\n{verdict}\nORDERS/S counts until the stock was sold out. P50, P99 and MAX are the times from order\nto answer. ROUND TRIPS are the requests to the server per order."
     ));
 }
 
