@@ -1,4 +1,4 @@
-//! A load that is told to end, or killed.
+//! `dlock sale` and `dlock bench` that are ended by a signal, or killed.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use dlock_testkit::redis::RedisServer;
 use support::{on, until};
 
-/// What is in the server, apart from tokens, which end a second later.
+/// The keys in the server, without tokens, which expire a second later.
 fn keys(server: &RedisServer) -> Vec<String> {
     let all = server.cli(&["--raw", "KEYS", "*"]);
     all.lines().filter(|name| !name.ends_with("}:lt")).map(ToOwned::to_owned).collect()
@@ -24,7 +24,7 @@ fn send(child: &Child, signal: &str) {
     assert!(sent.expect("kill can be run").success());
 }
 
-/// One buyer after the other, each for a while, so that each method takes a second.
+/// One buyer at a time, so that each method takes about a second.
 const SALE: [&str; 9] =
     ["sale", "--stock", "50", "--quantity", "1", "--at-once", "1", "--think", "20ms"];
 
