@@ -1,7 +1,7 @@
-//! An annotated function beside the same body with the lock taken by hand, on the
-//! embedded backend.
+//! Compares an annotated function with the same body that takes the lock by hand, on
+//! the embedded backend.
 //!
-//! `cargo bench -p benches --bench attribute`
+//! `cargo bench -p dlock-bench --bench attribute`
 
 use std::hint::black_box;
 
@@ -14,7 +14,7 @@ async fn annotated(dlock: &Dlock, id: u64) -> Result<u64> {
     Ok(black_box(id))
 }
 
-/// Not stopped when the lock is lost, and without re-entry.
+/// Unlike the attribute, this does not stop when the lock is lost and is not re-entrant.
 async fn lock_and_release(dlock: &Dlock, id: u64) -> Result<u64> {
     let guard = dlock.mutex(key!("order:{id}")).lock().await?;
     let value = black_box(id);
@@ -22,7 +22,7 @@ async fn lock_and_release(dlock: &Dlock, id: u64) -> Result<u64> {
     Ok(value)
 }
 
-/// What the attribute does.
+/// The same as what the attribute does.
 async fn lock_and_run(dlock: &Dlock, id: u64) -> Result<u64> {
     let guard = dlock.mutex(key!("order:{id}")).lock().await?;
     guard.run(async move { Ok(black_box(id)) }).await?

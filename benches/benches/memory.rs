@@ -1,13 +1,13 @@
-//! The embedded backend beside `tokio::sync::Mutex`, in the same run.
+//! Compares the embedded backend with `tokio::sync::Mutex` in the same run.
 //!
-//! `cargo bench -p benches --bench memory`
+//! `cargo bench -p dlock-bench --bench memory`
 
 use std::hint::black_box;
 use std::sync::Arc;
 
-use benches::convoy;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dlock::{Dlock, Key};
+use dlock_bench::run_contended;
 use tokio::runtime::{Builder, Runtime};
 
 fn current_thread() -> Runtime {
@@ -18,7 +18,7 @@ fn multi_thread() -> Runtime {
     Builder::new_multi_thread().enable_all().build().expect("a runtime")
 }
 
-/// One task, nobody else: lock and release.
+/// One task locks and releases without contention.
 fn uncontended(c: &mut Criterion) {
     let mut group = c.benchmark_group("uncontended");
     let dlock = Dlock::connect_lazy("memory://bench").expect("a client");
@@ -44,7 +44,7 @@ fn uncontended(c: &mut Criterion) {
     group.finish();
 }
 
-/// 500 tasks, one key, empty body, everybody waits: each cycle is a hand-over.
+/// 500 tasks wait for one key with an empty critical section: each cycle is a hand-over.
 fn hot_key(c: &mut Criterion) {
     const TASKS: usize = 500;
     const CYCLES: u64 = 500_000;
@@ -57,7 +57,7 @@ fn hot_key(c: &mut Criterion) {
                 let lock = Arc::new(dlock.mutex("hot").wait_unlimited());
                 async move {
                     let first = lock.lock().await.expect("the lock");
-                    convoy(TASKS, CYCLES * iterations, first, move || {
+                    run_contended(TASKS, CYCLES * iterations, first, move || {
                         let lock = lock.clone();
                         async move { drop(lock.lock().await.expect("the lock")) }
                     })
@@ -69,7 +69,7 @@ fn hot_key(c: &mut Criterion) {
             b.to_async(&runtime).iter_custom(|iterations| async move {
                 let mutex = Arc::new(tokio::sync::Mutex::new(()));
                 let first = mutex.clone().lock_owned().await;
-                convoy(TASKS, CYCLES * iterations, first, move || {
+                run_contended(TASKS, CYCLES * iterations, first, move || {
                     let mutex = mutex.clone();
                     async move { drop(mutex.lock().await) }
                 })

@@ -1,10 +1,10 @@
-//! One clock for every process of the machine.
+//! A clock that all processes of the machine share.
 
 use std::future::Future;
 use std::time::Duration;
 
-/// Nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share, so
-/// that what two of them saw can be put in order.
+/// The nanoseconds of CLOCK_MONOTONIC. All processes of a machine share this clock,
+/// so the events of two processes can be put in order.
 pub fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let part = |part: i64| u64::try_from(part).unwrap_or(0);
@@ -19,18 +19,18 @@ pub async fn sleep_until(moment: u64) {
     }
 }
 
-/// Waits for something until [`now`] is `moment`; `None`: it was too late.
-pub async fn before<T>(moment: u64, what: impl Future<Output = T>) -> Option<T> {
+/// Waits for a future until [`now`] is `moment`; `None` if it was not ready by then.
+pub async fn timeout_at<T>(moment: u64, future: impl Future<Output = T>) -> Option<T> {
     let left = Duration::from_nanos(moment.saturating_sub(now()));
-    tokio::time::timeout(left, what).await.ok()
+    tokio::time::timeout(left, future).await.ok()
 }
 
-/// A duration in nanoseconds.
+/// The duration in nanoseconds.
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// How much processor time this process has used.
+/// The processor time that this process has used.
 pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! A run that is told to end before its time.
+//! Signals that end a run early.
 
 use std::fmt;
 use std::future::Future;
@@ -7,14 +7,14 @@ use anyhow::{Context as _, Result};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-/// Hears the signals that end a program, from when it is made on.
+/// Receives the signals that ask the program to end: SIGHUP, SIGINT and SIGTERM.
 #[derive(Clone, Debug)]
 pub struct Interrupt(watch::Receiver<Option<i32>>);
 
-/// What a run fails with that was told to end.
+/// The error of a run that was ended by a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interrupted {
-    /// By which signal.
+    /// The number of the signal.
     pub signal: i32,
 }
 
@@ -27,49 +27,49 @@ impl fmt::Display for Interrupted {
 impl std::error::Error for Interrupted {}
 
 impl Interrupt {
-    /// Listens; from now on these signals do not end the program by themselves.
+    /// Starts to listen. From now on these signals do not end the program by themselves.
     ///
     /// # Errors
-    /// If the system does not let it.
+    /// Fails if the system does not allow it.
     pub fn listen() -> Result<Self> {
-        let (tell, heard) = watch::channel(None);
+        let (sender, receiver) = watch::channel(None);
         let kinds = [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate()];
         for kind in kinds.into_iter().filter(|kind| !is_ignored(kind.as_raw_value())) {
-            let mut coming = signal(kind).context("signals cannot be listened to")?;
-            let tell = tell.clone();
+            let mut signals = signal(kind).context("cannot listen to signals")?;
+            let sender = sender.clone();
             tokio::spawn(async move {
-                if coming.recv().await.is_some() {
-                    tell.send_replace(Some(kind.as_raw_value()));
+                if signals.recv().await.is_some() {
+                    sender.send_replace(Some(kind.as_raw_value()));
                 }
             });
         }
-        Ok(Interrupt(heard))
+        Ok(Interrupt(receiver))
     }
 
-    /// Does the work, or drops it when told to end.
+    /// Runs the future to its end, or drops it when a signal comes.
     ///
     /// # Errors
-    /// Those of the work, or [`Interrupted`].
-    pub async fn unless<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+    /// Fails with the error of the future, or with [`Interrupted`].
+    pub async fn run_until_signal<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::select! {
             done = work => done,
-            interrupted = self.heard() => Err(interrupted.into()),
+            interrupted = self.signalled() => Err(interrupted.into()),
         }
     }
 
-    /// Waits until it is told to end.
-    pub async fn heard(&self) -> Interrupted {
-        let mut heard = self.0.clone();
-        let told = heard.wait_for(Option::is_some).await.ok().and_then(|signal| *signal);
-        match told {
+    /// Waits for a signal.
+    pub async fn signalled(&self) -> Interrupted {
+        let mut receiver = self.0.clone();
+        let signal = receiver.wait_for(Option::is_some).await.ok().and_then(|signal| *signal);
+        match signal {
             Some(signal) => Interrupted { signal },
             None => std::future::pending().await,
         }
     }
 }
 
-/// Whether whoever started this program wants the signal to be ignored, as `nohup`
-/// does; not known where there is no /proc.
+/// Whether this program was started with the signal ignored, as `nohup` does. Always
+/// false on systems without /proc.
 pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

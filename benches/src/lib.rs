@@ -1,31 +1,31 @@
-//! Workloads that the criterion benches, `dlock bench` and `dlock sale` share.
+//! The workloads that `dlock bench`, `dlock sale` and the criterion benches run.
 //!
-//! A workload is a plan (what to do), a run (one process's part) and an outcome
-//! (what `--json` prints; the names are fixed by `schema.json`). With several
-//! processes the [`fleet`] starts copies of the calling program, each does its
-//! part of the plan, and the outcomes are put together here.
+//! Each module of [`workload`] has a `Plan` (what to do), a `run` function and an
+//! `Outcome` (what `--json` prints; [`SCHEMA`] fixes the field names). If a plan
+//! asks for several processes, [`processes`] starts copies of the calling program.
+//! Each copy does its share of the plan, and the workload merges their reports.
 //!
-//! Every lock workload has the [`checker`] on, for the peers too: a run that was
-//! fast because two held the lock at once says so.
+//! Every lock workload runs with the [`exclusion_checker`], also when it measures
+//! another crate: a run that is fast because two tasks held the lock at the same
+//! time reports violations.
 
-pub mod checker;
 pub mod clock;
-pub mod contender;
-mod convoy;
-pub mod deduct;
-pub mod fleet;
-pub mod handoff;
-pub mod held;
+mod contended_lock;
+pub mod exclusion_checker;
+pub mod expiry_guard;
 pub mod interrupt;
 pub mod load;
-pub mod lock;
-pub mod measure;
-pub mod net;
-pub mod sale;
+pub mod lock_client;
+pub mod measurement;
+pub mod naive_stock;
+pub mod processes;
 pub mod seller;
 pub mod server;
-pub mod shelf;
-mod wrong;
+mod usage_error;
+pub mod workload;
 
-pub use convoy::convoy;
-pub use wrong::Wrong;
+pub use contended_lock::run_contended;
+pub use usage_error::{UsageError, usage_error};
+
+/// The JSON schema of the lines that `dlock bench --json` and `dlock sale --json` print.
+pub const SCHEMA: &str = include_str!("../schema.json");

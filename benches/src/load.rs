@@ -1,12 +1,14 @@
-//! The load that the workloads share: tasks in one or several processes that do
-//! something over and over, as fast as they can or at a given rate.
+//! The load that the workloads share: tasks in one or several processes that repeat
+//! an operation, as fast as they can or at a given rate.
 //!
-//! All tasks of all processes start at one moment. What is answered before the
-//! warm-up is over is not counted. With a rate, each operation has the moment when
-//! it is due, and its latency counts from then on, whether the task was free by then
-//! or not: nothing is omitted because the load itself was held up. What the end of
-//! the run cuts off is no operation, but what it waited until then counts, and so do
-//! the operations that were due and never began: a stall is seen even if it lasts.
+//! All tasks of all processes start at the same time. Operations that are answered
+//! during the warm-up are not counted.
+//!
+//! With a rate, every operation has a due time, and its latency counts from then on,
+//! even if the task was still busy. So a server that stalls cannot hide latency by
+//! slowing the load down (no coordinated omission). An operation that is cut off by
+//! the end of the run is not counted as an operation, but its waiting time is
+//! recorded. The same is true for operations that were due and never began.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,108 +19,110 @@ use dlock::Config;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
-use crate::measure::Recorder;
-use crate::{Wrong, clock, server};
+use crate::measurement::Recorder;
+use crate::{clock, server, usage_error};
 
-/// More than anything answers.
-const MOST_RATE: f64 = 10_000_000.0;
+/// The highest rate that can be asked for.
+const MAX_RATE: f64 = 10_000_000.0;
 
 /// How the work is spread over tasks, processes and time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Load {
-    /// How many tasks each process runs.
+    /// The number of tasks in each process.
     pub tasks: usize,
-    /// How many processes.
+    /// The number of processes.
     pub processes: usize,
-    /// How long the load runs before it is counted.
+    /// How long the load runs before it is measured.
     pub warmup: Duration,
-    /// How long it is counted.
+    /// How long the load is measured.
     pub duration: Duration,
-    /// How many operations a second are wanted, over all processes.
+    /// The wanted operations per second, over all processes; `None`: as fast as possible.
     pub rate: Option<f64>,
-    /// The number of this process.
+    /// The index of this process.
     pub process: usize,
 }
 
-/// What a task does over and over.
-pub(crate) trait Work: Send + 'static {
-    /// Does it once. Whatever may take long is waited for by [`Turn::wait`].
-    fn once(&mut self, turn: &mut Turn) -> impl Future<Output = Result<()>> + Send;
+/// What a task repeats.
+pub(crate) trait Operation: Send + 'static {
+    /// Runs the operation once. Futures that may take long are awaited through
+    /// [`OperationContext::wait`].
+    fn run_once(
+        &mut self,
+        context: &mut OperationContext,
+    ) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// One operation of a task.
+/// What an operation knows about the run, and when it was answered.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    /// When the run ends.
+pub(crate) struct OperationContext {
+    /// The end of the run, by [`clock::now`].
     end: u64,
     answered: Option<u64>,
 }
 
-impl Turn {
-    /// What it was due for came at this moment.
+impl OperationContext {
+    /// Records the time when the operation was answered.
     pub(crate) fn answered(&mut self, at: u64) {
         self.answered = Some(at);
     }
 
-    /// When the run ends.
+    /// The end of the run, by [`clock::now`].
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
 
-    /// Waits until the end of the run; `None`: it was cut off.
-    pub(crate) async fn wait<T>(&self, what: impl Future<Output = T>) -> Option<T> {
-        clock::before(self.end, what).await
+    /// Waits for a future; `None` if the run ended first.
+    pub(crate) async fn wait<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        clock::timeout_at(self.end, future).await
     }
 }
 
 impl Load {
-    /// All tasks of all processes.
-    pub(crate) fn all_tasks(&self) -> usize {
+    /// The number of tasks in all processes.
+    pub(crate) fn total_tasks(&self) -> usize {
         self.tasks * self.processes
     }
 
-    /// The number of a task of this process among all.
-    pub(crate) fn place(&self, task: usize) -> usize {
+    /// The index of a task of this process among the tasks of all processes.
+    pub(crate) fn task_index(&self, task: usize) -> usize {
         self.process * self.tasks + task
     }
 
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         if self.tasks == 0 || self.processes == 0 {
-            return Err(Wrong::because("tasks and processes must be 1 at least"));
+            return Err(usage_error("tasks and processes must be at least 1"));
         }
         if self.duration.is_zero() {
-            return Err(Wrong::because("the duration is zero; write for example --duration 5s"));
+            return Err(usage_error("the duration is zero; give for example --duration 5s"));
         }
-        if self.rate.is_some_and(|rate| !(rate > 0.0 && rate <= MOST_RATE)) {
-            return Err(Wrong::because(format!(
-                "the rate must be above 0 and {MOST_RATE} at most"
-            )));
+        if self.rate.is_some_and(|rate| !(rate > 0.0 && rate <= MAX_RATE)) {
+            return Err(usage_error(format!("the rate must be above 0 and at most {MAX_RATE}")));
         }
         if self.processes > 1 && server::is_embedded(config) {
-            return Err(Wrong::because(
-                "memory:// is inside one process; several need a server, such as redis://",
+            return Err(usage_error(
+                "memory:// exists only inside one process; several processes need a server, such as redis://",
             ));
         }
         Ok(())
     }
 
-    /// Runs the work in every task from `start` on, until the end.
-    pub(crate) async fn run<W: Work>(
+    /// Runs the operation in every task, from `start` until the end of the run.
+    pub(crate) async fn run<O: Operation>(
         &self,
         start: u64,
         recorder: &Arc<Recorder>,
-        work: impl Fn(usize) -> W,
+        operation: impl Fn(usize) -> O,
     ) {
         let counted = start.saturating_add(clock::nanos(self.warmup));
         let end = counted.saturating_add(clock::nanos(self.duration));
         let mut running = JoinSet::new();
         for number in 0..self.tasks {
-            let pace = Pace::of(self, number, start);
-            let task = Task { number, pace, counted, end, recorder: recorder.clone() };
-            let work = work(number);
+            let schedule = Schedule::new(self, number, start);
+            let task = Task { number, schedule, counted, end, recorder: recorder.clone() };
+            let operation = operation(number);
             running.spawn(async move {
                 clock::sleep_until(start).await;
-                task.run(work).await;
+                task.run(operation).await;
             });
         }
         while running.join_next().await.is_some() {}
@@ -127,57 +131,58 @@ impl Load {
 
 struct Task {
     number: usize,
-    pace: Pace,
+    schedule: Schedule,
     counted: u64,
     end: u64,
     recorder: Arc<Recorder>,
 }
 
 impl Task {
-    async fn run(mut self, mut work: impl Work) {
+    async fn run(mut self, mut operation: impl Operation) {
         while clock::now() < self.end {
-            // What is always ready never lets go of the thread by itself.
+            // An operation that is always ready would never yield to other tasks.
             tokio::task::consume_budget().await;
-            let Some(due) = self.pace.next(self.end).await else { return };
-            let mut turn = Turn { end: self.end, answered: None };
-            let done = work.once(&mut turn).await;
+            let Some(due) = self.schedule.next(self.end).await else { return };
+            let mut context = OperationContext { end: self.end, answered: None };
+            let done = operation.run_once(&mut context).await;
             if let Err(error) = done {
                 self.recorder.error(self.number, &format!("{error:#}"));
                 tokio::time::sleep(Duration::from_millis(10)).await; // no busy loop on a dead server
                 continue;
             }
-            let waited = turn.answered.unwrap_or(self.end).saturating_sub(due);
-            match turn.answered {
+            let waited = context.answered.unwrap_or(self.end).saturating_sub(due);
+            match context.answered {
                 Some(at) if at < self.counted => {}
                 Some(at) if at < self.end => self.recorder.operation(self.number, waited),
-                _ => self.recorder.waited(self.number, waited),
+                _ => self.recorder.incomplete(self.number, waited),
             }
         }
-        if let Some(every) = self.pace.every.filter(|_| self.pace.next < self.end) {
-            self.recorder.waited_every(self.number, self.end - self.pace.next, every);
+        if let Some(every) = self.schedule.every.filter(|_| self.schedule.next < self.end) {
+            self.recorder.never_began(self.number, self.end - self.schedule.next, every);
         }
     }
 }
 
-/// When the operations of a task should begin.
+/// The due times of a task's operations.
 #[derive(Debug)]
-struct Pace {
+struct Schedule {
     next: u64,
-    /// Nanoseconds between two; `None`: as fast as it goes.
+    /// The nanoseconds between two operations; `None`: as fast as possible.
     every: Option<u64>,
 }
 
-impl Pace {
-    fn of(load: &Load, task: usize, start: u64) -> Self {
-        let all = load.all_tasks();
+impl Schedule {
+    fn new(load: &Load, task: usize, start: u64) -> Self {
+        let all = load.total_tasks();
         let every = load.rate.map(|rate| ((all as f64 / rate) * 1e9).max(1.0) as u64);
-        // Spread out, so that the tasks do not all come at once.
-        let next = start + every.map_or(0, |every| every / all as u64 * load.place(task) as u64);
-        Pace { next, every }
+        // Spread out, so that the tasks do not all start at once.
+        let next =
+            start + every.map_or(0, |every| every / all as u64 * load.task_index(task) as u64);
+        Schedule { next, every }
     }
 
-    /// Waits for the next operation's moment and tells it; `None` if none is due
-    /// before the end.
+    /// Waits until the next operation is due and returns that time; `None` if no
+    /// operation is due before the end.
     async fn next(&mut self, end: u64) -> Option<u64> {
         let Some(every) = self.every else { return Some(clock::now()) };
         if self.next >= end {
@@ -195,34 +200,34 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Answers at once, but once with this delay.
+    /// Answers at once, except for the first time.
     struct Stalls(Option<Duration>);
 
-    impl Work for Stalls {
-        async fn once(&mut self, turn: &mut Turn) -> Result<()> {
+    impl Operation for Stalls {
+        async fn run_once(&mut self, context: &mut OperationContext) -> Result<()> {
             if let Some(stall) = self.0.take()
-                && turn.wait(tokio::time::sleep(stall)).await.is_none()
+                && context.wait(tokio::time::sleep(stall)).await.is_none()
             {
                 return Ok(());
             }
-            turn.answered(clock::now());
+            context.answered(clock::now());
             Ok(())
         }
     }
 
-    /// Tells when it began.
+    /// Records when it began.
     struct Begins(Arc<std::sync::Mutex<Vec<u64>>>);
 
-    impl Work for Begins {
-        async fn once(&mut self, turn: &mut Turn) -> Result<()> {
+    impl Operation for Begins {
+        async fn run_once(&mut self, context: &mut OperationContext) -> Result<()> {
             self.0.lock().unwrap().push(clock::now());
-            let _ = turn.wait(std::future::pending::<()>()).await;
+            let _ = context.wait(std::future::pending::<()>()).await;
             Ok(())
         }
     }
 
     #[tokio::test]
-    async fn all_begin_at_one_moment() {
+    async fn all_tasks_begin_at_the_same_time() {
         let (warmup, duration) = (Duration::ZERO, Duration::from_millis(100));
         let load = Load { tasks: 200, processes: 1, warmup, duration, rate: None, process: 0 };
         let (began, start) = (Arc::default(), clock::now() + 50_000_000);
@@ -233,27 +238,27 @@ mod tests {
     }
 
     /// One task for 400 ms, whose first operation takes `stall`.
-    async fn with_stall(stall: Duration, rate: Option<f64>) -> crate::measure::Measured {
+    async fn with_stall(stall: Duration, rate: Option<f64>) -> crate::measurement::Measurement {
         let duration = Duration::from_millis(400);
         let (warmup, process) = (Duration::ZERO, 0);
         let load = Load { tasks: 1, processes: 1, warmup, duration, rate, process };
         let recorder = Arc::new(Recorder::default());
         load.run(clock::now(), &recorder, |_| Stalls(Some(stall))).await;
-        recorder.measured()
+        recorder.measurement()
     }
 
     #[tokio::test]
-    async fn what_was_due_during_a_stall_waited_for_its_end() {
-        // A tenth of a second of 0.4: a quarter of all operations was held up.
+    async fn operations_due_during_a_stall_count_from_their_due_time() {
+        // 0.1 s of 0.4 s: a quarter of all operations was delayed.
         let measured = with_stall(Duration::from_millis(100), Some(1_000.0)).await;
         let waited: u64 = measured.latencies.iter().map(|it| it.1).sum();
         assert_eq!(waited, 400, "every operation that was due");
-        let held_up = measured.latencies.iter().filter(|it| it.0 > 50_000_000).map(|it| it.1);
-        assert!(held_up.sum::<u64>() >= 50, "{measured:?}");
+        let delayed = measured.latencies.iter().filter(|it| it.0 > 50_000_000).map(|it| it.1);
+        assert!(delayed.sum::<u64>() >= 50, "{measured:?}");
     }
 
     #[tokio::test]
-    async fn what_never_ends_is_counted() {
+    async fn operations_that_never_end_are_recorded() {
         let measured = with_stall(Duration::from_secs(3_600), None).await;
         assert_eq!(measured.operations, 0);
         assert!(measured.latency().max_us > 390_000.0, "{measured:?}");

@@ -1,4 +1,4 @@
-//! Four ways to sell from one stock.
+//! Four methods to sell from one stock without selling a unit twice.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,31 +10,31 @@ use dlock::{Config, Dlock, Key};
 use dlock_segment::{Deduction, HoldState, Inventory, Reservation, SegmentedLock};
 use serde::{Deserialize, Serialize};
 
-use crate::contender::give_back;
-use crate::net::Net;
-use crate::shelf::Shelf;
+use crate::expiry_guard::ExpiryGuard;
+use crate::lock_client::release_guard;
+use crate::naive_stock::NaiveStock;
 use crate::{clock, server};
 
-/// How the stock is kept from being sold twice.
+/// The method that keeps a unit from being sold twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
-    /// One lock around a count of one's own.
+    /// One lock around a count that the client reads and writes.
     GlobalLock,
-    /// A lock for each segment of a count of one's own.
+    /// The same count in segments, with a lock for each segment.
     SegmentedLock,
-    /// The store keeps the count.
+    /// [`Inventory`]: the store keeps the count.
     Inventory,
-    /// The same, each order under its operation id.
+    /// [`Inventory`], with an operation id for each order.
     InventoryIdempotent,
 }
 
 impl Method {
-    /// All of them, the slowest first.
+    /// All methods, the slowest first.
     pub const ALL: [Method; 4] =
         [Method::GlobalLock, Method::SegmentedLock, Method::Inventory, Method::InventoryIdempotent];
 
-    /// Its name, as in JSON and on the command line.
+    /// The name of the method in JSON and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Method::GlobalLock => "global-lock",
@@ -45,166 +45,170 @@ impl Method {
     }
 }
 
-/// What is for sale and where.
+/// What a [`Seller`] sells, and where the stock is.
 #[derive(Clone, Debug)]
-pub struct Stall {
-    /// Where the stock and the locks are.
-    pub config: Config,
-    /// What the keys of this run start with.
-    pub run: String,
-    /// How many units there are.
+pub struct SellerConfig {
+    /// The configuration of the store that has the stock and the locks.
+    pub backend: Config,
+    /// The prefix of the keys of this run.
+    pub key_prefix: String,
+    /// The number of units.
     pub stock: u64,
-    /// In how many segments.
+    /// The number of segments.
     pub segments: u32,
-    /// How long an order takes: under the lock where there is one.
+    /// How long an order takes. Methods with a lock hold it for this time.
     pub think: Duration,
-    /// Whether an idempotent order is reserved first and confirmed after it was
-    /// thought about, as one that is paid for.
-    pub reserves: bool,
-    /// How many orders come at the same time, at most.
+    /// Whether [`Method::InventoryIdempotent`] reserves first and confirms after
+    /// `think`, like an order that is paid.
+    pub reserve_first: bool,
+    /// The largest number of orders at the same time.
     pub at_once: usize,
 }
 
-impl Stall {
-    fn name(&self, method: Method) -> String {
-        format!("{}:{}", self.run, method.name())
+impl SellerConfig {
+    fn key(&self, method: Method) -> String {
+        format!("{}:{}", self.key_prefix, method.name())
     }
 
-    /// A unit that is reserved all the time and never sold: what the store keeps of
-    /// reservations is then always there, and the net under it holds.
-    fn spare(&self, method: Method) -> u64 {
-        u64::from(self.reserves && method == Method::InventoryIdempotent)
+    /// The number of extra units that stay reserved and are never sold. With one of
+    /// them the store's keys for reservations always exist, so that they can have an
+    /// expiry.
+    fn spare_units(&self, method: Method) -> u64 {
+        u64::from(self.reserve_first && method == Method::InventoryIdempotent)
     }
 }
 
-/// How long operation ids are remembered: longer than a run.
+/// How long the store remembers operation ids: longer than a run.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// One way to sell, ready.
+/// Sells from a stock with one [`Method`].
 #[derive(Debug)]
 pub struct Seller {
-    stall: Stall,
+    config: SellerConfig,
     dlock: Dlock,
-    way: Way,
-    /// Nothing comes back during these sales, so once all is seen to be gone
-    /// nobody needs to look again.
+    strategy: Strategy,
+    /// Units never come back during a run, so once the stock was seen empty, nobody
+    /// needs to ask again.
     sold_out: AtomicBool,
-    /// The segments of one's own count that were seen empty.
-    empty: Mutex<HashSet<usize>>,
-    /// Of the one who put the stock up.
-    #[allow(dead_code, reason = "it works for as long as it is kept")]
-    net: Option<Net>,
+    /// The segments of the naive stock that were seen empty.
+    empty_segments: Mutex<HashSet<usize>>,
+    /// Only the seller that created the stock has one.
+    #[allow(dead_code, reason = "it works until it is dropped")]
+    expiry_guard: Option<ExpiryGuard>,
 }
 
 #[derive(Debug)]
-enum Way {
-    Global(dlock::Mutex, Shelf),
-    Segmented(SegmentedLock, Shelf),
-    Inventory { sale: Inventory, idempotent: bool },
+enum Strategy {
+    Global(dlock::Mutex, NaiveStock),
+    Segmented(SegmentedLock, NaiveStock),
+    Inventory { inventory: Inventory, idempotent: bool },
 }
 
 impl Seller {
-    /// Puts the stock up for sale.
+    /// Creates the stock.
     ///
     /// # Errors
-    /// If the store cannot be reached, or stock and segments are out of bounds.
-    pub async fn open(stall: Stall, method: Method) -> Result<Self> {
-        let stock = stall.stock;
-        let mut seller = Self::at(stall, method, true).await?;
-        let keys = match &seller.way {
-            Way::Global(_, shelf) | Way::Segmented(_, shelf) => {
-                shelf.fill(stock).await?;
-                shelf.keys().to_vec()
+    /// Fails if the store cannot be reached, or stock and segments are out of bounds.
+    pub async fn create(config: SellerConfig, method: Method) -> Result<Self> {
+        let units = config.stock;
+        let mut seller = Self::connect(config, method, true).await?;
+        let keys = match &seller.strategy {
+            Strategy::Global(_, stock) | Strategy::Segmented(_, stock) => {
+                stock.fill(units).await?;
+                stock.keys().to_vec()
             }
-            Way::Inventory { sale, .. } => {
-                if seller.stall.spare(method) > 0 {
-                    let spare = sale.reserve(1).operation("spare").expires_in(RETENTION);
+            Strategy::Inventory { inventory, .. } => {
+                if seller.config.spare_units(method) > 0 {
+                    let spare = inventory.reserve(1).operation("spare").expires_in(RETENTION);
                     spare.send().await?;
                 }
-                seller.keys_of_sale(method)?
+                seller.inventory_keys(method)?
             }
         };
-        seller.net = Some(Net::under(&seller.stall.config, keys).await?);
+        seller.expiry_guard = Some(ExpiryGuard::start(&seller.config.backend, keys).await?);
         Ok(seller)
     }
 
-    /// Sells beside the process that has put the stock up.
+    /// Opens a stock that another process has created.
     ///
     /// # Errors
-    /// If the store cannot be reached, or there is no stock.
-    pub async fn join(stall: Stall, method: Method) -> Result<Self> {
-        Self::at(stall, method, false).await
+    /// Fails if the store cannot be reached, or there is no stock.
+    pub async fn open(config: SellerConfig, method: Method) -> Result<Self> {
+        Self::connect(config, method, false).await
     }
 
-    async fn at(stall: Stall, method: Method, makes: bool) -> Result<Self> {
-        if stall.stock == 0 || stall.segments == 0 {
-            bail!("stock and segments must be 1 at least");
+    async fn connect(config: SellerConfig, method: Method, create: bool) -> Result<Self> {
+        if config.stock == 0 || config.segments == 0 {
+            bail!("stock and segments must be at least 1");
         }
-        let mut config = stall.config.clone();
-        config.max_waiters = config.max_waiters.max(stall.at_once + 1);
-        let dlock = Dlock::builder().config(config).connect().await?;
-        let run = stall.name(method);
-        let shelf = |segments| Shelf::open(&stall.config, &run, stall.stock, segments);
-        let way = match method {
+        let mut client = config.backend.clone();
+        client.max_waiters = client.max_waiters.max(config.at_once + 1);
+        let dlock = Dlock::builder().config(client).connect().await?;
+        let key = config.key(method);
+        let stock = |segments| NaiveStock::open(&config.backend, &key, config.stock, segments);
+        let strategy = match method {
             Method::GlobalLock => {
-                let lock = dlock.mutex(run.as_str()).wait_unlimited();
-                Way::Global(lock, shelf(1).await?)
+                let lock = dlock.mutex(key.as_str()).wait_unlimited();
+                Strategy::Global(lock, stock(1).await?)
             }
             Method::SegmentedLock => {
-                let lock = SegmentedLock::new(&dlock, run.as_str(), stall.segments);
-                Way::Segmented(lock.wait_unlimited(), shelf(stall.segments as usize).await?)
+                let lock = SegmentedLock::new(&dlock, key.as_str(), config.segments);
+                Strategy::Segmented(lock.wait_unlimited(), stock(config.segments as usize).await?)
             }
             Method::Inventory | Method::InventoryIdempotent => {
-                let sale = if makes {
-                    let sale = Inventory::builder(&dlock, run.as_str()).retention(RETENTION);
-                    sale.stock(stall.stock + stall.spare(method))
-                        .segments(stall.segments)
+                let inventory = if create {
+                    let inventory = Inventory::builder(&dlock, key.as_str()).retention(RETENTION);
+                    inventory
+                        .stock(config.stock + config.spare_units(method))
+                        .segments(config.segments)
                         .create()
                         .await?
                 } else {
-                    Inventory::open(&dlock, run.as_str()).await?
+                    Inventory::open(&dlock, key.as_str()).await?
                 };
-                Way::Inventory { sale, idempotent: method == Method::InventoryIdempotent }
+                Strategy::Inventory { inventory, idempotent: method == Method::InventoryIdempotent }
             }
         };
-        let (sold_out, empty) = (AtomicBool::new(false), Mutex::default());
-        Ok(Seller { stall, dlock, way, sold_out, empty, net: None })
+        let (sold_out, empty_segments) = (AtomicBool::new(false), Mutex::default());
+        Ok(Seller { config, dlock, strategy, sold_out, empty_segments, expiry_guard: None })
     }
 
-    /// What a sale has in a server, apart from its operation ids, which have an end.
-    fn keys_of_sale(&self, method: Method) -> Result<Vec<String>> {
-        if server::is_embedded(&self.stall.config) {
+    /// The keys of the inventory in the server, without the operation ids, which expire.
+    fn inventory_keys(&self, method: Method) -> Result<Vec<String>> {
+        if server::is_embedded(&self.config.backend) {
             return Ok(Vec::new());
         }
-        let name = self.dlock.client_extension().redis_name(&Key::new(self.stall.name(method))?)?;
+        let name = self.dlock.client_extension().redis_name(&Key::new(self.config.key(method))?)?;
         Ok(["", "t", "z", "h", "x"].iter().map(|part| format!("{name}{part}")).collect())
     }
 
-    /// Sells up to `want` units to one order; answers how many. Zero: sold out.
-    /// `None`: its turn did not come until `end`.
+    /// Sells up to `want` units to one order and returns how many; 0 if the stock is
+    /// sold out, `None` if the lock was not acquired before `end`.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Fails if the store fails.
     pub async fn sell(&self, order: &str, want: u64, end: u64) -> Result<Option<u64>> {
         if self.sold_out.load(Ordering::Relaxed) {
             return Ok(Some(0));
         }
-        let sold = match &self.way {
-            Way::Global(lock, shelf) => {
-                let Some(guard) = clock::before(end, lock.lock()).await else { return Ok(None) };
+        let sold = match &self.strategy {
+            Strategy::Global(lock, stock) => {
+                let Some(guard) = clock::timeout_at(end, lock.lock()).await else {
+                    return Ok(None);
+                };
                 let guard = guard?;
-                let sold = shelf.take(0, want, self.stall.think).await?;
-                give_back(guard).await?;
+                let sold = stock.take(0, want, self.config.think).await?;
+                release_guard(guard).await?;
                 sold
             }
-            Way::Segmented(lock, shelf) => {
-                match self.sell_from_segments(lock, shelf, want, end).await? {
+            Strategy::Segmented(lock, stock) => {
+                match self.sell_from_segments(lock, stock, want, end).await? {
                     Some(sold) => sold,
                     None => return Ok(None),
                 }
             }
-            Way::Inventory { sale, idempotent } => {
-                self.sell_from_inventory(sale, *idempotent, order, want).await?
+            Strategy::Inventory { inventory, idempotent } => {
+                self.sell_from_inventory(inventory, *idempotent, order, want).await?
             }
         };
         if sold == 0 {
@@ -213,24 +217,24 @@ impl Seller {
         Ok(Some(sold))
     }
 
-    /// Goes on from segment to segment until the order is complete.
+    /// Takes units from one segment after the other until the order is complete.
     async fn sell_from_segments(
         &self,
         lock: &SegmentedLock,
-        shelf: &Shelf,
+        stock: &NaiveStock,
         want: u64,
         end: u64,
     ) -> Result<Option<u64>> {
         let mut sold = 0;
         let mut segments = lock.pick();
         loop {
-            let Some(next) = clock::before(end, segments.next()).await else {
+            let Some(next) = clock::timeout_at(end, segments.next()).await else {
                 return Ok(Some(sold).filter(|sold| *sold > 0));
             };
             let Some((segment, guard)) = next? else { break };
-            sold += shelf.take(segment.index(), want - sold, self.stall.think).await?;
-            give_back(guard).await?;
-            if sold == want || self.is_empty_now(segment.index()) {
+            sold += stock.take(segment.index(), want - sold, self.config.think).await?;
+            release_guard(guard).await?;
+            if sold == want || self.mark_empty(segment.index()) {
                 break;
             }
             segments.dry();
@@ -238,41 +242,43 @@ impl Seller {
         Ok(Some(sold))
     }
 
-    /// Remembers that a segment is empty; whether all of them are.
-    fn is_empty_now(&self, segment: usize) -> bool {
-        let mut empty = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Remembers that a segment is empty; returns whether all segments are.
+    fn mark_empty(&self, segment: usize) -> bool {
+        let mut empty = self.empty_segments.lock().unwrap_or_else(PoisonError::into_inner);
         empty.insert(segment);
-        let all = empty.len() == self.stall.segments as usize;
+        let all = empty.len() == self.config.segments as usize;
         self.sold_out.fetch_or(all, Ordering::Relaxed);
         all
     }
 
-    /// The last orders are content with fewer units than they wanted.
+    /// If there are fewer units than wanted, the order takes fewer.
     async fn sell_from_inventory(
         &self,
-        sale: &Inventory,
+        inventory: &Inventory,
         idempotent: bool,
         order: &str,
         want: u64,
     ) -> Result<u64> {
         for units in (1..=want).rev() {
             let id = format!("{order}-{units}");
-            let sold = match (idempotent, self.stall.reserves) {
-                (false, _) => taken(sale.deduct(units).send().await?)?,
-                (true, false) => taken(sale.deduct(units).operation(id).first_try().send().await?)?,
+            let sold = match (idempotent, self.config.reserve_first) {
+                (false, _) => taken(inventory.deduct(units).send().await?)?,
+                (true, false) => {
+                    taken(inventory.deduct(units).operation(id).first_try().send().await?)?
+                }
                 (true, true) => {
-                    let reserving = sale.reserve(units).operation(id.clone()).first_try();
+                    let reserving = inventory.reserve(units).operation(id.clone()).first_try();
                     match reserving.send().await? {
                         Reservation::Held(_) => {
                             self.think().await;
-                            let state = sale.reservation(&id).confirm().await?;
+                            let state = inventory.reservation(&id).confirm().await?;
                             if state != HoldState::Confirmed {
                                 bail!("a reservation is {state:?} instead of confirmed");
                             }
                             return Ok(units);
                         }
                         Reservation::SoldOut { .. } => false,
-                        other => bail!("the sale said {other:?}"),
+                        other => bail!("unexpected answer of the inventory: {other:?}"),
                     }
                 }
             };
@@ -285,88 +291,93 @@ impl Seller {
     }
 
     async fn think(&self) {
-        if !self.stall.think.is_zero() {
-            tokio::time::sleep(self.stall.think).await;
+        if !self.config.think.is_zero() {
+            tokio::time::sleep(self.config.think).await;
         }
     }
 
-    /// What is left in each segment.
+    /// The units that are left in each segment.
     ///
     /// # Errors
-    /// If the store fails, or the audit of the store's own count finds a fault.
+    /// Fails if the store fails, or if the audit of the inventory finds a fault.
     pub async fn left(&self) -> Result<Vec<u64>> {
-        match &self.way {
-            Way::Global(_, shelf) | Way::Segmented(_, shelf) => shelf.left().await,
-            Way::Inventory { sale, .. } => {
-                let audit = sale.audit().await?;
+        match &self.strategy {
+            Strategy::Global(_, stock) | Strategy::Segmented(_, stock) => stock.left().await,
+            Strategy::Inventory { inventory, .. } => {
+                let audit = inventory.audit().await?;
                 if let Some(fault) = audit.disagreements.first() {
-                    bail!("the audit does not agree: {}", fault.what);
+                    bail!("the audit found a fault: {}", fault.what);
                 }
                 Ok(audit.segments.iter().map(|segment| segment.counts.available).collect())
             }
         }
     }
 
-    /// What is left in all.
+    /// The units that are left in all segments together.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Fails if the store fails.
     pub async fn total_left(&self) -> Result<u64> {
-        match &self.way {
-            Way::Global(_, shelf) | Way::Segmented(_, shelf) => {
-                Ok(shelf.left().await?.iter().sum())
+        match &self.strategy {
+            Strategy::Global(_, stock) | Strategy::Segmented(_, stock) => {
+                Ok(stock.left().await?.iter().sum())
             }
-            Way::Inventory { sale, .. } => Ok(sale.stock().await?.available),
+            Strategy::Inventory { inventory, .. } => Ok(inventory.stock().await?.available),
         }
     }
 
-    /// How many scripts a server has run so far for these sales, renewals included,
-    /// and for anybody else. Zero without a server.
+    /// The number of scripts that the server has run for all its clients since its
+    /// start, including renewals; 0 without a server.
     ///
     /// # Errors
-    /// If the server does not answer.
-    pub async fn scripts(&self) -> Result<u64> {
-        if server::is_embedded(&self.stall.config) {
+    /// Fails if the server does not answer.
+    pub async fn script_calls(&self) -> Result<u64> {
+        if server::is_embedded(&self.config.backend) {
             return Ok(0);
         }
-        server::scripts(&mut server::connect(&self.stall.config).await?).await
+        server::script_calls(&mut server::connect(&self.config.backend).await?).await
     }
 
-    /// How many commands of its own this seller has sent to a server.
+    /// The number of commands that this seller has sent to a server, without script
+    /// calls.
     pub fn commands(&self) -> u64 {
-        match &self.way {
-            Way::Global(_, shelf) | Way::Segmented(_, shelf) => shelf.commands(),
-            Way::Inventory { .. } => 0,
+        match &self.strategy {
+            Strategy::Global(_, stock) | Strategy::Segmented(_, stock) => stock.commands(),
+            Strategy::Inventory { .. } => 0,
         }
     }
 
-    /// Leaves nothing behind.
+    /// Removes the stock and disconnects.
     ///
     /// # Errors
-    /// If the store fails.
+    /// Fails if the store fails.
     pub async fn close(&self) -> Result<()> {
-        let removed = match &self.way {
-            Way::Global(_, shelf) | Way::Segmented(_, shelf) => shelf.remove().await,
-            Way::Inventory { sale, .. } => sale.remove().await.map(drop).map_err(Into::into),
+        let removed = match &self.strategy {
+            Strategy::Global(_, stock) | Strategy::Segmented(_, stock) => stock.remove().await,
+            Strategy::Inventory { inventory, .. } => {
+                inventory.remove().await.map(drop).map_err(Into::into)
+            }
         };
-        self.leave().await;
-        removed.context("what was for sale could not be removed; it ends by itself")
+        self.disconnect().await;
+        removed.context(
+            "the stock of this run could not be removed; it expires by itself within a day",
+        )
     }
 
-    /// Leaves nothing behind, whatever came of the sale, and tells that.
+    /// Removes the stock and disconnects, then returns the result of the run.
     ///
     /// # Errors
-    /// Those of the sale, or if the store fails.
-    pub async fn after<T>(&self, sale: Result<T>) -> Result<T> {
-        match (sale, self.close().await) {
-            (Ok(sale), closed) => closed.map(|()| sale),
+    /// Fails with the error of the run, or if the store fails.
+    pub async fn close_after<T>(&self, result: Result<T>) -> Result<T> {
+        match (result, self.close().await) {
+            (Ok(value), closed) => closed.map(|()| value),
             (Err(error), Ok(())) => Err(error),
-            (Err(error), Err(left)) => Err(error.context(format!("{left:#}"))),
+            (Err(error), Err(not_removed)) => Err(error.context(format!("{not_removed:#}"))),
         }
     }
 
-    /// Leaves what was put up to whom it belongs.
-    pub async fn leave(&self) {
+    /// Disconnects. The stock stays for the process that created it.
+    pub async fn disconnect(&self) {
         self.dlock.shutdown(Duration::from_secs(2)).await;
     }
 }
@@ -375,6 +386,6 @@ fn taken(deduction: Deduction) -> Result<bool> {
     match deduction {
         Deduction::Taken(_) => Ok(true),
         Deduction::SoldOut { .. } => Ok(false),
-        other => bail!("the sale said {other:?}"),
+        other => bail!("unexpected answer of the inventory: {other:?}"),
     }
 }

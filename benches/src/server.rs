@@ -1,4 +1,4 @@
-//! The server that is under load, seen from outside dlock.
+//! The server that is under load, accessed without dlock.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use dlock::{Config, Dlock, Key};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 
-/// The part of a URL that names the backend.
+/// The name of the backend that the URL selects.
 pub fn backend(config: &Config) -> &str {
     let url = config.url.as_str();
     match url.split_once("://").map_or(url, |(scheme, _)| scheme) {
@@ -21,55 +21,55 @@ pub fn is_embedded(config: &Config) -> bool {
     backend(config) == "memory"
 }
 
-/// Whether dlock itself can use the server: its errors say what to do.
+/// Checks that dlock can use the server.
 ///
 /// # Errors
-/// If it cannot.
-pub async fn reach(config: &Config) -> Result<()> {
+/// Fails with the error of dlock, which says what to do.
+pub async fn check_reachable(config: &Config) -> Result<()> {
     let dlock = Dlock::builder().config(config.clone()).connect().await?;
     dlock.shutdown(Duration::ZERO).await;
     Ok(())
 }
 
-/// One multiplexed connection that waits for its answers, with the credentials that
-/// dlock has.
+/// Opens a multiplexed connection with the credentials that dlock uses.
 ///
 /// # Errors
-/// If the server cannot be reached.
+/// Fails if the server cannot be reached.
 pub async fn connect(config: &Config) -> Result<MultiplexedConnection> {
-    let waits = AsyncConnectionConfig::new()
+    let timeouts = AsyncConnectionConfig::new()
         .set_response_timeout(Some(Duration::from_secs(10)))
         .set_connection_timeout(Some(Duration::from_secs(2)));
     let client = config.redis_client().await?;
-    let connecting = client.get_multiplexed_async_connection_with_config(&waits);
+    let connecting = client.get_multiplexed_async_connection_with_config(&timeouts);
     connecting
         .await
         .map_err(|error| anyhow!("the server cannot be reached; is it running? ({error})"))
 }
 
-/// Names for things of one's own, `run:0`, `run:1` and so on, inside the namespace.
+/// The Redis names of the keys `key_prefix:0`, `key_prefix:1` and so on, inside the
+/// namespace, for values that dlock does not manage.
 ///
 /// # Errors
-/// If they are too long, or the backend is not Redis.
-pub fn names(config: &Config, run: &str, count: usize) -> Result<Vec<String>> {
+/// Fails if the names are too long, or the backend is not Redis.
+pub fn redis_names(config: &Config, key_prefix: &str, count: usize) -> Result<Vec<String>> {
     let extension = Dlock::builder().config(config.clone()).connect_lazy()?.client_extension();
-    let name = |number| Ok(extension.redis_name(&Key::new(format!("{run}:{number}"))?)?);
+    let name = |number| Ok(extension.redis_name(&Key::new(format!("{key_prefix}:{number}"))?)?);
     (0..count).map(name).collect()
 }
 
-/// What the server has done so far.
+/// The resources that the server has used since its start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Its processor time.
+    /// The processor time.
     pub cpu: Duration,
-    /// How many commands it ran, those inside scripts included.
+    /// The number of commands, including those inside scripts.
     pub commands: u64,
 }
 
-/// Asks the server what it has done so far.
+/// Asks the server for its [`Usage`].
 ///
 /// # Errors
-/// If it does not answer.
+/// Fails if the server does not answer.
 pub async fn usage(connection: &mut MultiplexedConnection) -> Result<Usage> {
     let info: String = redis::cmd("INFO").query_async(connection).await?;
     let number = |name: &str| -> f64 {
@@ -82,11 +82,11 @@ pub async fn usage(connection: &mut MultiplexedConnection) -> Result<Usage> {
     })
 }
 
-/// How many scripts the server was asked to run so far.
+/// The number of scripts that the server has run since its start.
 ///
 /// # Errors
-/// If it does not answer.
-pub async fn scripts(connection: &mut MultiplexedConnection) -> Result<u64> {
+/// Fails if the server does not answer.
+pub async fn script_calls(connection: &mut MultiplexedConnection) -> Result<u64> {
     let info: String = redis::cmd("INFO").arg("commandstats").query_async(connection).await?;
     let calls = |line: &str| -> Option<u64> {
         let rest = line.strip_prefix("cmdstat_evalsha:calls=")?;
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn names_are_inside_the_namespace() {
         let config = Config::from_url("redis://localhost?namespace=shop").unwrap();
-        let names = super::names(&config, "run", 2).unwrap();
+        let names = super::redis_names(&config, "run", 2).unwrap();
         assert_eq!(names, ["dlock:2:{shop:run:0}:i", "dlock:2:{shop:run:1}:i"]);
     }
 }

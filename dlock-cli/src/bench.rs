@@ -1,25 +1,26 @@
-//! `dlock bench`: a load on a backend.
+//! `dlock bench`: load tests of a backend.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use benches::contender::{Locks, Peer};
-use benches::fleet::Launcher;
-use benches::interrupt::Interrupt;
-use benches::load::Load;
-use benches::seller::Method;
-use benches::{deduct, fleet, handoff, held, lock};
 use clap::builder::TypedValueParser;
 use clap::{Args, Subcommand, ValueEnum};
+use dlock_bench::interrupt::Interrupt;
+use dlock_bench::load::Load;
+use dlock_bench::lock_client::{LockOptions, Peer};
+use dlock_bench::processes;
+use dlock_bench::processes::Launcher;
+use dlock_bench::seller::Method;
+use dlock_bench::workload::{deduct, handoff, held, lock};
 use serde::Serialize;
 
 use crate::{Common, output};
 
-/// Put a load on a backend and measure it
+/// Load-test a backend
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  dlock bench lock --url redis://localhost --tasks 500                one hot key
+  dlock bench lock --url redis://localhost --tasks 500                one contended key
   dlock bench lock --url redis://localhost --tasks 500 --peer rslock  another crate, same load
   dlock bench lock --url redis://localhost --tasks 16 --processes 8
   dlock bench handoff --url redis://localhost
@@ -33,22 +34,22 @@ pub(crate) struct Bench {
 
 #[derive(Debug, Subcommand)]
 enum Workload {
-    /// Lock and release as fast as it goes, or at a rate
+    /// Lock and release, as fast as possible or at a given rate
     Lock(LockArguments),
-    /// How long a lock takes from one process to another
+    /// Measure how long a released lock takes to reach another process
     Handoff(HandoffArguments),
-    /// Take units from a stock, one at a time
+    /// Deduct units from a stock, one at a time
     Deduct(DeductArguments),
-    /// What it costs to hold many locks
+    /// Measure what it costs to hold many locks
     Held(HeldArguments),
-    /// A process of a bench with several of them
+    /// Run as a worker process of a bench
     #[command(hide = true)]
     Worker,
 }
 
-/// From 1 up to so many.
-pub(crate) fn up_to(most: usize) -> impl TypedValueParser<Value = usize> {
-    let number = clap::value_parser!(u64).range(1..=most as u64);
+/// Parses a number from 1 to `max`.
+pub(crate) fn up_to(max: usize) -> impl TypedValueParser<Value = usize> {
+    let number = clap::value_parser!(u64).range(1..=max as u64);
     number.map(|number| usize::try_from(number).unwrap_or(usize::MAX))
 }
 
@@ -69,22 +70,22 @@ impl From<PeerName> for Peer {
     }
 }
 
-/// By how many, and for how long.
+/// The options of the load.
 #[derive(Debug, Args)]
 struct LoadArguments {
-    /// Tasks in each process
+    /// The number of tasks in each process
     #[arg(long, default_value_t = 50, value_parser = up_to(1_000_000))]
     tasks: usize,
-    /// Processes
+    /// The number of processes
     #[arg(long, default_value_t = 1, value_parser = up_to(256))]
     processes: usize,
     /// How long the load is measured
     #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
     duration: Duration,
-    /// How long it runs before that
+    /// How long the load runs before it is measured
     #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
     warmup: Duration,
-    /// Operations wanted each second, over all processes; latency then counts from when each was due
+    /// Operations per second over all processes; latency then counts from the time when each was due [default: as fast as possible]
     #[arg(long)]
     rate: Option<f64>,
 }
@@ -100,29 +101,29 @@ impl From<LoadArguments> for Load {
 struct LockArguments {
     #[command(flatten)]
     load: LoadArguments,
-    /// Keys; with as many keys as tasks in all, each task has its own
+    /// The number of keys; with at least as many keys as tasks in all processes, each task has its own
     #[arg(long, default_value_t = 1, value_parser = up_to(10_000_000))]
     keys: usize,
     /// How long each lock is held
     #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
     hold: Duration,
-    /// Ttl of the locks [default: as configured, 30s]
+    /// The ttl of the locks [default: as configured, 30s]
     #[arg(long, value_parser = humantime::parse_duration)]
     ttl: Option<Duration>,
-    /// Measure another way to lock instead of dlock
+    /// Measure this instead of dlock, to compare
     #[arg(long)]
     peer: Option<PeerName>,
 }
 
 #[derive(Debug, Args)]
 struct HandoffArguments {
-    /// Hand-overs to measure
+    /// The number of hand-overs to measure
     #[arg(long, default_value_t = 300, value_parser = up_to(10_000_000))]
     rounds: usize,
-    /// Ttl of the lock [default: as configured, 30s]
+    /// The ttl of the lock [default: as configured, 30s]
     #[arg(long, value_parser = humantime::parse_duration)]
     ttl: Option<Duration>,
-    /// Measure another way to lock instead of dlock
+    /// Measure this instead of dlock, to compare
     #[arg(long)]
     peer: Option<PeerName>,
 }
@@ -131,26 +132,26 @@ struct HandoffArguments {
 struct DeductArguments {
     #[command(flatten)]
     load: LoadArguments,
-    /// Segments of the stock
+    /// The number of segments of the stock
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     segments: u32,
-    /// How long a locked body takes
+    /// How long each lock is held; only for the modes with a lock
     #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
     hold: Duration,
-    /// How the stock is kept
+    /// How the stock is protected
     #[arg(long, default_value = "inventory")]
     mode: ModeName,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ModeName {
-    /// One lock around a count of one's own
+    /// One lock around a count that the client reads and writes
     GlobalLock,
-    /// A lock for each segment of it
+    /// The same count in segments, with a lock for each segment
     SegmentedLock,
-    /// The store keeps the count
+    /// The inventory: the store keeps the count
     Inventory,
-    /// The same, each under an operation id
+    /// The inventory, with an operation id for each deduction
     InventoryIdempotent,
 }
 
@@ -167,65 +168,65 @@ impl From<ModeName> for Method {
 
 #[derive(Debug, Args)]
 struct HeldArguments {
-    /// How many locks are held
+    /// The number of locks
     #[arg(long, default_value_t = 1_000, value_parser = up_to(10_000_000))]
     locks: usize,
-    /// Their ttl [default: as configured, 30s]
+    /// The ttl of the locks [default: as configured, 30s]
     #[arg(long, value_parser = humantime::parse_duration)]
     ttl: Option<Duration>,
-    /// How long they are held
+    /// How long the locks are held
     #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
     duration: Duration,
 }
 
 impl Bench {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
-        let config = common.config_of_load()?;
+        let config = common.load_config()?;
         if let Workload::Worker = self.workload {
-            return fleet::work(&config).await;
+            return processes::run_worker(&config).await;
         }
         let (interrupt, launcher) = (Interrupt::listen()?, launcher(common)?);
-        let run = format!("bench-{:016x}", rand::random::<u64>());
+        let key_prefix = format!("bench-{:016x}", rand::random::<u64>());
         match self.workload {
             Workload::Worker => Ok(()),
             Workload::Lock(LockArguments { load, keys, hold, ttl, peer }) => {
                 let ttl = ttl.unwrap_or(config.ttl);
-                let locks = Locks { run, peer: peer.map(Peer::from), ttl };
+                let locks = LockOptions { key_prefix, peer: peer.map(Peer::from), ttl };
                 let plan = lock::Plan { locks, load: load.into(), keys, hold };
-                show(common, &lock::run(&config, plan, &launcher, &interrupt).await?)
+                print_outcome(common, &lock::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Handoff(HandoffArguments { rounds, ttl, peer }) => {
                 let ttl = ttl.unwrap_or(config.ttl);
-                let locks = Locks { run, peer: peer.map(Peer::from), ttl };
+                let locks = LockOptions { key_prefix, peer: peer.map(Peer::from), ttl };
                 let plan = handoff::Plan { locks, rounds };
-                show(common, &handoff::run(&config, plan, &launcher, &interrupt).await?)
+                print_outcome(common, &handoff::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Deduct(DeductArguments { load, segments, hold, mode }) => {
                 let (mode, load) = (mode.into(), load.into());
-                let plan = deduct::Plan { mode, load, segments, hold, run };
-                show(common, &deduct::run(&config, plan, &launcher, &interrupt).await?)
+                let plan = deduct::Plan { mode, load, segments, hold, key_prefix };
+                print_outcome(common, &deduct::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Held(HeldArguments { locks, ttl, duration }) => {
                 let ttl = ttl.unwrap_or(config.ttl);
-                let plan = held::Plan { locks, ttl, duration, run };
-                show(common, &held::run(&config, plan, &interrupt).await?)
+                let plan = held::Plan { locks, ttl, duration, key_prefix };
+                print_outcome(common, &held::run(&config, plan, &interrupt).await?)
             }
         }
     }
 }
 
-/// How this program is started again as a part of a bench, on the same backend.
+/// Starts this program again as a worker process on the same backend.
 pub(crate) fn launcher(common: &Common) -> Result<Launcher> {
-    let program = std::env::current_exe().context("this program cannot be found again")?;
-    let given = [("DLOCK_URL", &common.url), ("DLOCK_NAMESPACE", &common.namespace)];
-    let environment = given
+    let program = std::env::current_exe().context("the path of this program cannot be found")?;
+    let variables = [("DLOCK_URL", &common.url), ("DLOCK_NAMESPACE", &common.namespace)];
+    let environment = variables
         .into_iter()
         .filter_map(|(name, value)| Some((name.into(), value.as_ref()?.into())))
         .collect();
     Ok(Launcher { program, arguments: vec!["bench".into(), "worker".into()], environment })
 }
 
-fn show(common: &Common, outcome: &impl Serialize) -> Result<()> {
+fn print_outcome(common: &Common, outcome: &impl Serialize) -> Result<()> {
     if common.json {
         return output::print_json(outcome);
     }

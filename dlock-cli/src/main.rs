@@ -1,17 +1,20 @@
-//! The `dlock` command: a program under a lock, who holds what, load and sales.
+//! The `dlock` command.
 //!
-//! Each command is a module with its arguments and a `run` that answers the exit
-//! status. What they share is the way to the backend ([`Common`]), the exit
-//! statuses ([`status`]) and how things are shown ([`output`]).
+//! Each subcommand is a module with its arguments and a `run` function that returns
+//! the exit status. They share the options for the backend ([`Common`]), the exit
+//! statuses ([`exit_status`]) and the way to print ([`output`]).
 
 mod bench;
-mod breaking;
-mod keys;
+mod break_lock;
+mod exit_status;
+mod health;
+mod key_view;
+mod ls;
 mod output;
-mod report;
 mod run;
 mod sale;
-mod status;
+mod sale_report;
+mod show;
 mod stock;
 mod watch;
 
@@ -30,13 +33,13 @@ Examples:
   dlock ls --url redis://localhost order:
   dlock bench lock --url redis://localhost --tasks 500";
 
-/// Distributed locks on the command line.
+/// Use and inspect distributed locks from the command line
 #[derive(Debug, Parser)]
 #[command(
     name = "dlock",
     version,
     arg_required_else_help = true,
-    after_long_help = format!("{EXAMPLES}\n\n{}", status::HELP),
+    after_long_help = format!("{EXAMPLES}\n\n{}", exit_status::HELP),
     after_help = EXAMPLES,
 )]
 struct Arguments {
@@ -46,16 +49,16 @@ struct Arguments {
     command: Command,
 }
 
-/// What every command knows.
+/// The options that all subcommands have.
 #[derive(Clone, Debug, clap::Args)]
 struct Common {
     /// Where the locks are kept: memory://, redis://host:port, rediss://, redis+unix:///path
     #[arg(long, global = true, env = "DLOCK_URL", hide_env_values = true)]
     url: Option<String>,
-    /// Keeps the keys of one application apart from others' [default: default]
+    /// The namespace, which keeps the keys of applications apart [default: default]
     #[arg(long, global = true, env = "DLOCK_NAMESPACE")]
     namespace: Option<String>,
-    /// Print JSON, one line for each result
+    /// Print JSON, one line per result
     #[arg(long, global = true)]
     json: bool,
 }
@@ -64,48 +67,48 @@ struct Common {
 enum Command {
     Sale(sale::Sale),
     Run(run::Run),
-    Ls(keys::Ls),
-    Show(keys::Show),
-    Break(breaking::Break),
+    Ls(ls::Ls),
+    Show(show::Show),
+    Break(break_lock::Break),
     Stock(stock::Stock),
     Watch(watch::Watch),
-    Health(keys::Health),
+    Health(health::Health),
     Bench(bench::Bench),
-    /// Print the completions of a shell: dlock completions bash > /etc/bash_completion.d/dlock
+    /// Print shell completions: dlock completions bash > /etc/bash_completion.d/dlock
     Completions {
-        /// For which shell
+        /// The shell to print completions for
         shell: clap_complete::Shell,
     },
 }
 
 impl Common {
-    /// The configuration: the environment, and over it the command line.
+    /// The configuration: the `DLOCK_` variables, overridden by the command line.
     fn config(&self) -> Result<Config> {
         let Some(url) = &self.url else {
-            return Err(benches::Wrong::because(
-                "where are the locks? give --url redis://host:port, or set DLOCK_URL",
+            return Err(dlock_bench::usage_error(
+                "no backend is given; give --url redis://host:port, or set DLOCK_URL",
             ));
         };
-        Config::from_url(url)?; // its faults are not those of a variable
+        Config::from_url(url)?; // an error here should not name a variable
         let given = [("DLOCK_URL", Some(url)), ("DLOCK_NAMESPACE", self.namespace.as_ref())];
         let given = given.into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
-        let text = |(name, value): (OsString, OsString)| {
+        let utf8 = |(name, value): (OsString, OsString)| {
             Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
         };
-        let mut vars: BTreeMap<String, String> = std::env::vars_os().filter_map(text).collect();
+        let mut vars: BTreeMap<String, String> = std::env::vars_os().filter_map(utf8).collect();
         vars.extend(given.map(|(name, value)| (name.to_owned(), value)));
         Ok(Config::from_vars("DLOCK_", vars)?)
     }
 
-    /// The same for loads, which may as well run inside this process.
-    fn config_of_load(&self) -> Result<Config> {
+    /// The configuration of `bench` and `sale`, which use memory:// by default.
+    fn load_config(&self) -> Result<Config> {
         let url = self.url.clone().unwrap_or_else(|| "memory://".into());
         let mut config = Common { url: Some(url), ..self.clone() }.config()?;
         config.client_name.get_or_insert_with(|| "dlock load".into());
         Ok(config)
     }
 
-    /// A client, once the backend answers.
+    /// Connects a client; fails if the backend does not answer.
     async fn connect(&self) -> Result<Dlock> {
         Ok(Dlock::builder().config(self.config()?).connect().await?)
     }
@@ -125,9 +128,9 @@ impl Command {
             Command::Bench(bench) => bench.run(common).await.map(|()| 0),
             Command::Completions { shell } => {
                 let mut command = Arguments::command();
-                let mut text = Vec::new();
-                clap_complete::generate(shell, &mut command, "dlock", &mut text);
-                output::print_bytes(&text);
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut command, "dlock", &mut script);
+                output::print_bytes(&script);
                 Ok(0)
             }
         }
@@ -137,7 +140,7 @@ impl Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let Arguments { common, command } = Arguments::parse();
-    let done = command.run(&common).await.and_then(|status| match output::lost_output() {
+    let done = command.run(&common).await.and_then(|status| match output::write_error() {
         Some(error) => Err(anyhow::Error::new(error).context("the output cannot be written")),
         None => Ok(status),
     });
@@ -145,7 +148,7 @@ async fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             output::warn(format!("{error:#}"));
-            ExitCode::from(status::of(&error))
+            ExitCode::from(exit_status::of(&error))
         }
     }
 }

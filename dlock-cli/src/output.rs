@@ -1,5 +1,4 @@
-//! What people and programs read: tables and colours for the ones, lines of JSON
-//! for the others.
+//! Printing: tables and colours for people, lines of JSON for programs.
 
 use std::io::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,62 +10,61 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use serde::de::{MapAccess, Visitor};
 
-/// For headings.
+/// The style of headings.
 pub(crate) const BOLD: Style = Style::new().bold();
-/// For what is held.
+/// The style of what is held or in order.
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
-/// For what needs a look.
+/// The style of what needs attention.
 pub(crate) const BAD: Style = AnsiColor::Red.on_default();
-/// For what matters less.
+/// The style of what matters less.
 pub(crate) const DIM: Style = Style::new().dimmed();
 
-/// A text in a style; [`print`] leaves the style out where it does not belong.
+/// A string in a style; [`print`] removes the style if the output has no colours.
 pub(crate) fn styled(style: Style, text: impl std::fmt::Display) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// A line on standard output, in colours only for a terminal without `NO_COLOR`.
+/// Prints a line on standard output, in colours only on a terminal without `NO_COLOR`.
 pub(crate) fn print(line: impl std::fmt::Display) {
     print_bytes(format!("{line}\n").as_bytes());
 }
 
-/// The same of a text that has its own line ends.
+/// Prints bytes on standard output without adding a line end.
 pub(crate) fn print_bytes(text: &[u8]) {
     let mut output = anstream::stdout();
     if let Err(error) = output.write_all(text).and_then(|()| output.flush()) {
-        let mut fault = fault();
-        fault.get_or_insert(error);
+        first_write_error().get_or_insert(error);
     }
 }
 
-/// Why nothing more can be printed.
-fn fault() -> MutexGuard<'static, Option<std::io::Error>> {
-    static FAULT: Mutex<Option<std::io::Error>> = Mutex::new(None);
-    FAULT.lock().unwrap_or_else(PoisonError::into_inner)
+/// The first error of writing to standard output.
+fn first_write_error() -> MutexGuard<'static, Option<std::io::Error>> {
+    static ERROR: Mutex<Option<std::io::Error>> = Mutex::new(None);
+    ERROR.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether nobody reads any more, so that there is no use in going on.
-pub(crate) fn is_over() -> bool {
-    fault().is_some()
+/// Whether standard output can no longer be written, so that the command should end.
+pub(crate) fn is_closed() -> bool {
+    first_write_error().is_some()
 }
 
-/// What kept the output from being written; a reader that has gone away is no fault.
-pub(crate) fn lost_output() -> Option<std::io::Error> {
-    fault().take().filter(|error| error.kind() != std::io::ErrorKind::BrokenPipe)
+/// The error of writing to standard output. A reader that has gone away is not an error.
+pub(crate) fn write_error() -> Option<std::io::Error> {
+    first_write_error().take().filter(|error| error.kind() != std::io::ErrorKind::BrokenPipe)
 }
 
-/// A line on standard error.
+/// Prints a line on standard error.
 pub(crate) fn warn(line: impl std::fmt::Display) {
     let _ = writeln!(anstream::stderr(), "dlock: {line}");
 }
 
-/// One line of JSON.
+/// Prints one line of JSON.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     print(serde_json::to_string(value)?);
     Ok(())
 }
 
-/// The fields of what `--json` prints, in their order.
+/// The fields that `--json` prints, in the same order.
 pub(crate) fn fields(value: &impl Serialize) -> Result<Vec<(String, serde_json::Value)>> {
     struct Fields(Vec<(String, serde_json::Value)>);
 
@@ -98,22 +96,22 @@ pub(crate) fn fields(value: &impl Serialize) -> Result<Vec<(String, serde_json::
     Ok(fields)
 }
 
-/// A table without frames; the columns named in `numbers` stand right.
-pub(crate) fn table(heads: &[&str], numbers: &[&str]) -> Table {
+/// A table without borders; the columns in `right_aligned` are aligned to the right.
+pub(crate) fn table(headers: &[&str], right_aligned: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    table.set_header(heads.iter().map(Cell::new));
-    for (place, head) in heads.iter().enumerate() {
-        let Some(column) = table.column_mut(place) else { continue };
-        column.set_padding((if place == 0 { 0 } else { 1 }, 1));
-        if numbers.contains(head) {
+    table.set_header(headers.iter().map(Cell::new));
+    for (index, header) in headers.iter().enumerate() {
+        let Some(column) = table.column_mut(index) else { continue };
+        column.set_padding((if index == 0 { 0 } else { 1 }, 1));
+        if right_aligned.contains(header) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
     table
 }
 
-/// A duration in the two largest units, from milliseconds up.
+/// A duration in its two largest units, but not smaller than milliseconds.
 pub(crate) fn short(duration: Duration) -> String {
     let millis = Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
     if millis.is_zero() {
@@ -123,7 +121,7 @@ pub(crate) fn short(duration: Duration) -> String {
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
-/// A number with a thin mark every three digits.
+/// A number with a comma every three digits.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -136,7 +134,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Microseconds in the unit that fits.
+/// A time in microseconds, printed in the unit that fits.
 pub(crate) fn latency(micros: f64) -> String {
     match micros {
         slow if slow >= 1_000_000.0 => format!("{:.2} s", slow / 1_000_000.0),

@@ -7,7 +7,7 @@ use dlock_segment::{Audit, Inventory};
 use serde::Serialize;
 
 use crate::output::{self, BAD, BOLD, DIM, GOOD, grouped, styled};
-use crate::{Common, status};
+use crate::{Common, exit_status};
 
 /// Show the segments of a sale and audit it
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ impl Stock {
         } else {
             self.show(&audit);
         }
-        Ok(if audit.is_clean() { 0 } else { status::FAILURE })
+        Ok(if audit.is_clean() { 0 } else { exit_status::FAILURE })
     }
 
     fn show(&self, audit: &Audit) {

@@ -1,4 +1,5 @@
-//! `dlock bench`: the fields of `benches/schema.json`, and a load without a fault.
+//! `dlock bench` and `dlock sale`: their output has the fields of `benches/schema.json`,
+//! and no violation is found.
 
 mod support;
 
@@ -6,20 +7,19 @@ use dlock_testkit::redis::RedisServer;
 use serde_json::Value;
 use support::{dlock, json, on, output, said, status};
 
-/// The one line that the bench printed, after a look at the schema.
+/// Runs a bench and returns the line that it printed, which must follow the schema.
 fn measured(command: &mut std::process::Command, arguments: &[&str]) -> Value {
     let done = output(command, arguments);
     assert_eq!(status(&done), 0, "{}", said(&done));
     let lines = json(&done);
     assert_eq!(lines.len(), 1);
-    conforms(&lines[0]);
+    assert_conforms(&lines[0]);
     lines[0].clone()
 }
 
-/// Whether the fields are those that the schema names for this workload.
-fn conforms(line: &Value) {
-    let schema: Value =
-        serde_json::from_str(include_str!("../../benches/schema.json")).expect("the schema");
+/// Checks that a line has the fields that the schema names for its workload.
+fn assert_conforms(line: &Value) {
+    let schema: Value = serde_json::from_str(dlock_bench::SCHEMA).expect("the schema");
     let kinds = schema["oneOf"].as_array().expect("its kinds");
     let is_its_kind = |kind: &&Value| match line.get("workload") {
         Some(workload) => kind["properties"]["workload"]["const"] == *workload,
@@ -114,7 +114,7 @@ fn stock_is_taken_by_several_processes() {
     assert!(line["max_us"].as_f64() > Some(250_000.0), "those who wait to the end count: {line}");
 }
 
-/// A server that stops for a while as soon as it is under load.
+/// Runs a bench whose server stops for a while as soon as it is under load.
 fn stalled(server: &RedisServer, millis: &str, bench: &[&str]) -> Value {
     server.cli(&["CONFIG", "RESETSTAT"]);
     let mut command = on(&server.url());
@@ -129,14 +129,15 @@ fn stalled(server: &RedisServer, millis: &str, bench: &[&str]) -> Value {
     assert_eq!(server.cli(&["CLIENT", "PAUSE", millis, "ALL"]), "OK");
     let done = running.wait_with_output().expect("its end");
     let line = json(&done).pop().expect("a line");
-    conforms(&line);
+    assert_conforms(&line);
     line
 }
 
 #[test]
 fn a_stall_is_seen_in_the_latencies() {
     let Some(server) = RedisServer::start() else { return };
-    // A second of four: without a correction four slow operations among hundreds.
+    // One second of four: without the correction these would be four slow operations among
+    // hundreds.
     let paced = ["bench", "lock", "--tasks", "4", "--keys", "4", "--rate", "200"];
     let line = stalled(&server, "1000", &[&paced[..], &["--duration", "4s"]].concat());
     assert!(line["p99_us"].as_f64() > Some(500_000.0), "{line}");
@@ -154,7 +155,7 @@ fn a_stall_that_outlasts_the_run_is_seen_too() {
     assert!(line["max_us"].as_f64() > Some(200_000.0), "{line}");
 }
 
-/// A sale that sells out exactly, four ways.
+/// Runs a sale that must sell out exactly with all four methods.
 fn sold_out(command: &mut std::process::Command) -> Vec<Value> {
     let small = ["sale", "--stock", "60", "--buyers", "200", "--segments", "4", "--json"];
     let sale = output(command, &small);
@@ -162,7 +163,7 @@ fn sold_out(command: &mut std::process::Command) -> Vec<Value> {
     assert_eq!(said(&sale), "", "no bars without a terminal");
     let lines = json(&sale);
     for line in &lines {
-        conforms(line);
+        assert_conforms(line);
         let figures = (&line["sold"], &line["left"], &line["oversold"]);
         assert_eq!(figures, (&60.into(), &0.into(), &0.into()), "{line}");
     }
@@ -179,7 +180,7 @@ fn a_sale_sells_out_exactly() {
     assert!(lines.iter().all(|line| line["round_trips"].as_f64() > Some(0.0)), "{lines:?}");
     let left = server.cli(&["--raw", "KEYS", "*"]);
     let is_lock = |name: &str| name.ends_with("}:l");
-    assert!(!left.contains("shelf") && !left.lines().any(is_lock), "something is left: {left}");
+    assert!(!left.contains(":stock:") && !left.lines().any(is_lock), "something is left: {left}");
 }
 
 #[test]
@@ -200,7 +201,7 @@ fn a_sale_has_a_report() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_said() {
+fn options_that_cannot_work_are_rejected() {
     let memory = output(&mut dlock(), &["bench", "lock", "--processes", "2"]);
     assert_eq!(status(&memory), 64);
     assert!(said(&memory).contains("redis://"), "{}", said(&memory));

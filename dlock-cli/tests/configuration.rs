@@ -1,5 +1,5 @@
-//! Every command has the same configuration: variables, password file, namespace,
-//! and the least rights of a user.
+//! All commands use the same configuration: variables, password file and namespace. They
+//! work for a user with the least rights.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::{dlock, json, on, output, printed, said, status, until};
 
 const SECRET: &str = "hunter2-of-the-tests";
 
-/// Every command, short.
+/// All commands, with short runs.
 const COMMANDS: &[&[&str]] = &[
     &["health"],
     &["ls"],
@@ -36,7 +36,7 @@ fn every_command_reads_the_password_from_the_file() {
     std::fs::write(&file, format!("{SECRET}\n")).expect("the file");
     let on = |url: &str| {
         let mut command = on(url);
-        command.env("DLOCK_CALL_TIMEOUT", "30s"); // a busy machine is no fault
+        command.env("DLOCK_CALL_TIMEOUT", "30s"); // a busy machine must not fail the test
         command
     };
     for command in COMMANDS {
@@ -48,7 +48,7 @@ fn every_command_reads_the_password_from_the_file() {
         assert_eq!(status(&refused), 77, "{command:?}: {}", said(&refused));
         assert!(said(&refused).lines().count() <= 2, "{command:?}: {}", said(&refused));
     }
-    // The file in the URL is the same option.
+    // The file can also be given in the URL.
     let url = format!("{}?password_file={}", server.url(), file.display());
     for command in COMMANDS {
         let done = output(&mut on(&url), command);
@@ -95,7 +95,7 @@ fn a_namespace_is_taken_literally() {
     let keys = || server.cli(&["--raw", "KEYS", "*}:l"]);
     until("it is held", || !keys().is_empty());
     assert_eq!(keys(), "dlock:2:{shop:k}:l");
-    // What the command line says wins over a variable.
+    // The command line wins over a variable.
     let mut ls = on(&server.url());
     let seen =
         json(&output(ls.env("DLOCK_NAMESPACE", "other"), &["ls", "--json", "--namespace", "shop"]));

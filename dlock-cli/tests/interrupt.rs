@@ -1,4 +1,4 @@
-//! A load that is told to end, or killed.
+//! `dlock sale` and `dlock bench` that are ended by a signal, or killed.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use dlock_testkit::redis::RedisServer;
 use support::{on, until};
 
-/// What is in the server, apart from tokens, which end a second later.
+/// The keys in the server, without tokens, which expire a second later.
 fn keys(server: &RedisServer) -> Vec<String> {
     let all = server.cli(&["--raw", "KEYS", "*"]);
     all.lines().filter(|name| !name.ends_with("}:lt")).map(ToOwned::to_owned).collect()
@@ -24,7 +24,7 @@ fn send(child: &Child, signal: &str) {
     assert!(sent.expect("kill can be run").success());
 }
 
-/// One buyer after the other, each for a while, so that each method takes a second.
+/// One buyer at a time, so that each method takes about a second.
 const SALE: [&str; 9] =
     ["sale", "--stock", "50", "--quantity", "1", "--at-once", "1", "--think", "20ms"];
 
@@ -32,8 +32,8 @@ const SALE: [&str; 9] =
 fn a_sale_that_is_interrupted_leaves_nothing() {
     let Some(server) = RedisServer::start() else { return };
     for (signal, code, its) in [
-        ("-INT", 130, ":global-lock:shelf:"),
-        ("-TERM", 143, ":segmented-lock:shelf:"),
+        ("-INT", 130, ":global-lock:stock:"),
+        ("-TERM", 143, ":segmented-lock:stock:"),
         ("-INT", 130, ":inventory}:"),
         ("-TERM", 143, ":inventory-idempotent}:"),
     ] {
@@ -59,7 +59,7 @@ fn a_sale_in_full_swing_that_is_interrupted_leaves_nothing() {
 #[test]
 fn what_a_killed_sale_leaves_has_an_end() {
     let Some(server) = RedisServer::start() else { return };
-    for its in [":global-lock:shelf:", ":segmented-lock:shelf:", ":inventory-idempotent}:ix"] {
+    for its in [":global-lock:stock:", ":segmented-lock:stock:", ":inventory-idempotent}:ix"] {
         let mut sale = started(&server, &SALE);
         let ends_in = |key: &str| server.cli(&["PTTL", key]).parse::<i64>().expect("a number");
         until("its method began", || {

@@ -1,4 +1,5 @@
-//! `dlock ls`, `show`, `break`, `watch`, `health` and the rest, on a real Redis.
+//! The commands for operators (`ls`, `show`, `break`, `watch`, `health` and so on) on a real
+//! Redis.
 
 mod support;
 
@@ -114,7 +115,7 @@ async fn stock_is_shown_and_audited() {
     assert!(said(&missing).contains("there is no sale `nothing`"), "{}", said(&missing));
 }
 
-/// Its end when nobody reads what it prints.
+/// The exit status and the errors of a command whose output nobody reads.
 fn unread(arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = on("memory://");
     command.args(arguments).stdout(std::process::Stdio::piped());

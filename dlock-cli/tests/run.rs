@@ -9,7 +9,7 @@ use dlock::Dlock;
 use dlock_testkit::redis::RedisServer;
 use support::{PROGRAM, on, output, printed, said, status, until};
 
-/// Starts a program that prints `ready` under the lock and waits for that.
+/// Starts `dlock run` with a program that prints `ready`, and waits for that line.
 fn started(url: &str, arguments: &[&str]) -> Child {
     let mut child = on(url)
         .args(arguments)
@@ -74,7 +74,7 @@ async fn busy_is_75_and_names_the_holder() {
 #[test]
 fn two_programs_never_overlap() {
     let Some(server) = RedisServer::start() else { return };
-    // `mkdir` fails when the other is inside.
+    // `mkdir` fails if another program is inside.
     let directory = server.socket().with_file_name("inside");
     let body = format!("mkdir {0} && sleep 0.02 && rmdir {0}", directory.display());
     let runs: Vec<Child> = (0..6)
@@ -154,17 +154,17 @@ async fn a_lost_lock_ends_the_program_with_76() {
     assert_eq!(child.wait().expect("its end").code(), Some(3), "its own status");
 }
 
-/// Whether no process has this text on its command line.
-fn none_runs(text: &str) -> bool {
+/// Whether no process has exactly this command line.
+fn none_runs(command_line: &str) -> bool {
     let listed = Command::new("ps").args(["-eo", "args="]).output().expect("ps can be run");
-    !String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == text)
+    !String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == command_line)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_program_started_ends_with_it() {
     let Some(server) = RedisServer::start() else { return };
     let dlock = Dlock::connect(&server.url()).await.expect("a client");
-    // Numbers that nobody else sleeps for.
+    // Sleep times that no other process uses.
     let nap = |part: u32| format!("sleep 4{part}{}", server.port());
     let (lost, told, stubborn) = (nap(1), nap(2), nap(3));
 
@@ -181,7 +181,7 @@ async fn what_the_program_started_ends_with_it() {
     assert_eq!(child.wait().expect("its end").code(), Some(128 + 15));
     until("what it started ends by the signal too", || none_runs(&told));
 
-    // The program ends by SIGTERM and what it started does not.
+    // The program ends by SIGTERM, but the process that it started does not.
     let script = format!("(trap '' TERM; exec {stubborn}) & echo ready; wait");
     let arguments = ["run", "--kill-after", "300ms", "k", "--", "sh", "-c", &script];
     let mut child = started(&server.url(), &arguments);

@@ -1,4 +1,5 @@
-//! What a terminal gets and a pipe does not: colours, bars, a page that is redrawn.
+//! What is printed on a terminal and not into a pipe: colours, progress bars, and a screen
+//! that is redrawn.
 
 mod support;
 
@@ -6,7 +7,8 @@ use std::process::Command;
 
 use support::{PROGRAM, dlock, output, printed, status};
 
-/// What the program writes to a terminal; `None` if there is no `script` to make one.
+/// What the program prints on a terminal; `None` if the command `script`, which makes one,
+/// is missing.
 fn on_a_terminal(arguments: &str, environment: &[(&str, &str)]) -> Option<String> {
     let there = Command::new("script").arg("--version").output().is_ok();
     if !dlock_testkit::servers::found("script", there) {

@@ -1,17 +1,18 @@
-//! What the examples share: a client of the store in `DLOCK_URL`, or of this
-//! process's memory if there is none.
+//! What the examples share: how they connect to the backend in `DLOCK_URL`, or to the
+//! memory of this process if the variable is not set.
 
 use dlock::{Config, Dlock, Result};
 
-/// A client, set up by the environment: `DLOCK_URL` and its like.
+/// Connects a client that is configured by the environment: `DLOCK_URL`,
+/// `DLOCK_NAMESPACE` and so on.
 ///
 /// # Errors
-/// If a variable is wrong or the store does not answer.
+/// Fails if a variable is not valid or the backend does not answer.
 pub async fn connect() -> Result<Dlock> {
     Dlock::builder().config(Config::from_env("DLOCK_")?).connect().await
 }
 
-/// Whether the locks are inside this process, where no other can see them.
+/// Whether the locks exist only inside this process.
 pub fn is_embedded(dlock: &Dlock) -> bool {
     dlock.capabilities().name == "memory"
 }

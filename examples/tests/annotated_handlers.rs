@@ -9,7 +9,7 @@ use support::{Service, example};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_annotated_handlers");
 
-/// What as many requests at once are answered.
+/// Sends this many requests at once and returns the answers.
 fn at_once(shop: &Service, requests: usize, path: &str) -> Vec<(u16, String)> {
     thread::scope(|scope| {
         let asking: Vec<_> =

@@ -1,4 +1,4 @@
-//! What the documents name is there.
+//! Checks that the files and metrics that the documents name exist.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,23 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The words of a text that start with `dlock_` and look like a metric.
+/// The source files under a folder, one after the other.
+fn sources(folder: &str) -> String {
+    let entries = std::fs::read_dir(root().join(folder)).expect("the folder");
+    let mut all = String::new();
+    for entry in entries {
+        let entry = entry.expect("an entry");
+        let path = format!("{folder}/{}", entry.file_name().to_string_lossy());
+        if entry.path().is_dir() {
+            all += &sources(&path);
+        } else if path.ends_with(".rs") {
+            all += &read(&path);
+        }
+    }
+    all
+}
+
+/// The words of a document that look like the name of a metric of dlock.
 fn metrics(text: &str) -> Vec<&str> {
     let words = text.split(|c: char| !c.is_ascii_lowercase() && c != '_');
     let ends = ["_total", "_seconds", "_seconds_bucket"];
@@ -21,7 +37,7 @@ fn metrics(text: &str) -> Vec<&str> {
 
 #[test]
 fn dashboards_and_alerts_show_metrics_that_exist() {
-    let source = read("dlock-core/src/observe.rs") + &read("dlock-segment/src/observe.rs");
+    let source = sources("dlock-core/src") + &sources("dlock-segment/src");
     let known: Vec<&str> = metrics(&source);
     for path in ["grafana-dashboard.json", "prometheus-rules.yaml"] {
         let text = read(&format!("docs/observability/{path}"));

@@ -1,10 +1,10 @@
-//! Each example that ends by itself is run, on memory and on a real Redis.
+//! Runs each example that ends by itself, in memory and on a real Redis.
 
 mod support;
 
 use dlock_testkit::redis::RedisServer;
 
-/// Runs an example and answers what it printed.
+/// Runs an example and returns what it printed.
 fn run(program: &str, url: Option<&str>) -> String {
     let output = support::example(program, url).output().expect("the example can be run");
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -13,8 +13,8 @@ fn run(program: &str, url: Option<&str>) -> String {
     printed
 }
 
-/// On memory, and on a server if there is one.
-fn everywhere(program: &str, check: impl Fn(&str)) {
+/// Runs an example in memory and on Redis.
+fn on_each_backend(program: &str, check: impl Fn(&str)) {
     check(&run(program, None));
     if let Some(server) = RedisServer::start() {
         check(&run(program, Some(&server.url())));
@@ -23,23 +23,23 @@ fn everywhere(program: &str, check: impl Fn(&str)) {
 
 #[test]
 fn quickstart() {
-    everywhere(env!("CARGO_BIN_EXE_quickstart"), |printed| {
-        assert!(printed.contains("paid, and given back"), "{printed}");
+    on_each_backend(env!("CARGO_BIN_EXE_quickstart"), |printed| {
+        assert!(printed.contains("paid, lock released"), "{printed}");
         assert!(printed.contains("still held by"), "{printed}");
     });
 }
 
 #[test]
 fn scheduled_job() {
-    everywhere(env!("CARGO_BIN_EXE_scheduled_job"), |printed| {
+    on_each_backend(env!("CARGO_BIN_EXE_scheduled_job"), |printed| {
         assert_eq!(printed.matches("RUNS the report").count(), 1, "{printed}");
-        assert_eq!(printed.matches("somebody else does it").count(), 2, "{printed}");
+        assert_eq!(printed.matches("another node runs it").count(), 2, "{printed}");
     });
 }
 
 #[test]
 fn fencing() {
-    everywhere(env!("CARGO_BIN_EXE_fencing"), |printed| {
+    on_each_backend(env!("CARGO_BIN_EXE_fencing"), |printed| {
         assert!(printed.contains("the successor writes 100"), "{printed}");
         assert!(printed.contains("REJECTED"), "{printed}");
         assert!(printed.contains("the balance is 100"), "{printed}");
@@ -47,8 +47,8 @@ fn fencing() {
 }
 
 #[test]
-fn segmented_columns() {
-    everywhere(env!("CARGO_BIN_EXE_segmented_columns"), |printed| {
+fn segmented_rows() {
+    on_each_backend(env!("CARGO_BIN_EXE_segmented_rows"), |printed| {
         assert_eq!(printed, "500 sold, 0 left, 100 buyers too late\n");
     });
 }

@@ -1,15 +1,16 @@
-//! What the tests of the real program share.
+//! What the tests share: how they run the real program.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// Where the program is.
+/// The path of the program.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_dlock");
 
-/// The program, without what the environment of the tests says: whoever runs them in
-/// the background may ignore signals, and so would the program.
+/// The program, without the `DLOCK_` variables and the ignored signals of the test's own
+/// environment. A test that runs in the background may have signals ignored, and the
+/// program would inherit that.
 pub(crate) fn dlock() -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal=HUP,INT,QUIT,TERM", PROGRAM]);
@@ -21,43 +22,43 @@ pub(crate) fn dlock() -> Command {
     command
 }
 
-/// The program on this server.
+/// The program with this URL.
 pub(crate) fn on(url: &str) -> Command {
     let mut command = dlock();
     command.env("DLOCK_URL", url);
     command
 }
 
-/// Runs it to its end.
+/// Runs the program to its end.
 pub(crate) fn output(command: &mut Command, arguments: &[&str]) -> Output {
     command.args(arguments).output().expect("dlock can be run")
 }
 
-/// Its exit status.
+/// The exit status of the program.
 pub(crate) fn status(output: &Output) -> i32 {
     output.status.code().expect("it ended by itself")
 }
 
-/// What it printed.
+/// What the program printed on standard output.
 pub(crate) fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What it said on standard error.
+/// What the program printed on standard error.
 pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Each line of what it printed, as JSON.
+/// The lines on standard output, parsed as JSON.
 pub(crate) fn json(output: &Output) -> Vec<serde_json::Value> {
     let lines = printed(output);
     lines.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
 
-/// Waits until something is so.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Waits until a condition is true.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let began = Instant::now();
-    while !is_so() {
+    while !condition() {
         assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -1,9 +1,15 @@
-//! One line above a handler, and it runs under the lock or not at all.
+//! axum handlers that run while they hold a lock, with one line of code each.
 //!
-//! `cargo run -p examples --bin annotated_handlers`, then
-//! `curl -X POST localhost:3000/orders/7/pay` and
-//! `curl -X POST localhost:3000/stock/phone/buy`, from as many terminals as you
-//! like and, with `DLOCK_URL=redis://localhost`, as many processes.
+//! Start it with `cargo run -p examples --bin annotated_handlers`. Then send requests
+//! from several terminals:
+//!
+//! ```text
+//! curl -X POST localhost:3000/orders/7/pay
+//! curl -X POST localhost:3000/stock/phone/buy
+//! ```
+//!
+//! With `DLOCK_URL=redis://localhost` several processes (each with its own `PORT`)
+//! exclude each other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +23,7 @@ use axum::routing::post;
 use dlock::distributed_lock;
 use tokio::sync::Mutex;
 
-/// What a database would be: it reads and writes, and excludes nobody.
+/// Stands in for a database: it reads and writes, but it has no transactions.
 #[derive(Clone, Default)]
 struct Database(Arc<Mutex<HashMap<String, u64>>>);
 
@@ -33,20 +39,21 @@ impl Database {
     }
 }
 
-/// Paid once, however many requests come at the same time.
+/// Pays an order once, even if many requests come at the same time.
 #[distributed_lock(key = "order:{order}", ttl = "10s", wait = "30s")]
 async fn pay(
     State(database): State<Database>,
     Path(order): Path<u64>,
 ) -> Result<&'static str, dlock::Error> {
     if database.read(&format!("order:{order}")).await.is_some() {
-        return Ok("paid before\n");
+        return Ok("was already paid\n");
     }
     database.write(format!("order:{order}"), 1).await;
     Ok("paid now\n")
 }
 
-/// Never sells what is not there. The token goes where the write goes.
+/// Sells one unit and never more than there are. Send the token with your writes, so that
+/// the database can reject a write of an old holder.
 #[distributed_lock(key = "stock:{sku}", wait = "30s", guard = lock)]
 async fn buy(
     State(database): State<Database>,

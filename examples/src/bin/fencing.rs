@@ -1,10 +1,12 @@
-//! Why a lock has a token: a holder is paused, its lock goes to somebody else, it
-//! wakes up and writes. The account refuses that write, because it has seen a
+//! Why a lock has a fencing token.
+//!
+//! A holder is paused, its lock expires and goes to the next holder. Then the first one
+//! wakes up and writes. The account rejects that write, because it has already seen a
 //! higher token.
 //!
-//! `cargo run -p examples --bin fencing`. With `DLOCK_URL=redis://localhost` the
-//! holder is a process stopped by SIGSTOP, else a thread that sleeps with all its
-//! renewals.
+//! Run it with `cargo run -p examples --bin fencing`. With `DLOCK_URL=redis://localhost`
+//! the holder is a process that is stopped by SIGSTOP. Otherwise it is a thread that
+//! sleeps, so that its lock is not renewed.
 
 use std::io::{BufRead as _, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -17,10 +19,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const KEY: &str = "account:7";
 const TTL: Duration = Duration::from_millis(500);
-/// Longer than the ttl: the lock is somebody else's by then.
+/// Longer than the ttl, so that the lock expires during the pause.
 const PAUSE: Duration = Duration::from_millis(1_500);
 
-/// The resource: it keeps the highest token beside its data.
+/// The protected resource. It stores the highest token together with its data.
 #[derive(Default)]
 struct Account {
     balance: i64,
@@ -28,16 +30,17 @@ struct Account {
 }
 
 impl Account {
+    /// Writes the balance; returns false if the token is too old.
     fn write(&mut self, who: &str, token: Token, balance: i64) -> bool {
-        let passed = self.fence.pass(Access::Exclusive, token);
-        if passed {
+        let accepted = self.fence.pass(Access::Exclusive, token);
+        if accepted {
             self.balance = balance;
         }
         println!(
             "{who} writes {balance} with token {token}: {}",
-            if passed { "done" } else { "REJECTED" }
+            if accepted { "done" } else { "REJECTED" }
         );
-        passed
+        accepted
     }
 }
 
@@ -57,22 +60,25 @@ async fn main() -> Result<()> {
         successor(&dlock, &mut account).await?;
         holder.wake_up()?
     };
-    let token = Token::new(stale).context("a token")?;
-    anyhow::ensure!(!account.write("the paused holder", token, 0), "a stale write went through");
+    let token = Token::new(stale).context("the token is 0")?;
+    anyhow::ensure!(!account.write("the paused holder", token, 0), "a stale write was accepted");
     anyhow::ensure!(account.balance == 100, "the balance is wrong");
     println!("the balance is {}", account.balance);
     Ok(())
 }
 
-/// Whoever comes next: waits for the lock, which ends by its ttl, and writes.
+/// The next holder: waits until the lock has expired, and writes.
 async fn successor(dlock: &Dlock, account: &mut Account) -> Result<()> {
     let guard = dlock.mutex(KEY).lock().await?;
-    anyhow::ensure!(account.write("the successor", guard.token(), 100), "the holder was refused");
+    anyhow::ensure!(
+        account.write("the successor", guard.token(), 100),
+        "the write of the current holder was rejected"
+    );
     let _ = guard.release().await?;
     Ok(())
 }
 
-/// A process that holds the lock and is stopped.
+/// A process that holds the lock and is stopped by SIGSTOP.
 struct PausedProcess {
     process: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -82,14 +88,14 @@ impl PausedProcess {
     fn start() -> Result<Self> {
         let mut process =
             Command::new(std::env::current_exe()?).arg("holder").stdout(Stdio::piped()).spawn()?;
-        let output = process.stdout.take().context("its output")?;
+        let output = process.stdout.take().context("the holder has no output")?;
         let mut holder = PausedProcess { process, lines: BufReader::new(output).lines() };
-        holder.line()?; // it has the lock
+        holder.line()?; // printed once it holds the lock
         holder.signal(Signal::STOP)?;
         Ok(holder)
     }
 
-    /// Lets it go on; answers the token with which it wants to write.
+    /// Continues the process and returns the token that it wants to write with.
     fn wake_up(&mut self) -> Result<u64> {
         self.signal(Signal::CONT)?;
         let token = self.line()?.parse()?;
@@ -102,12 +108,13 @@ impl PausedProcess {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = Pid::from_raw(i32::try_from(self.process.id())?).context("a process")?;
+        let pid =
+            Pid::from_raw(i32::try_from(self.process.id())?).context("the process id is 0")?;
         Ok(kill_process(pid, signal)?)
     }
 }
 
-/// What that process does: it never looks at its guard, as careless code would.
+/// Runs in that process. Like careless code, it never checks its guard.
 async fn hold_until_paused() -> Result<()> {
     let dlock = examples::connect().await?;
     let guard = dlock.mutex(KEY).ttl(TTL).lock().await?;
@@ -117,20 +124,21 @@ async fn hold_until_paused() -> Result<()> {
     Ok(())
 }
 
-/// A thread that holds the lock and sleeps, its renewals with it.
+/// A thread that holds the lock and sleeps. Its runtime sleeps too, so the lock is not
+/// renewed.
 fn paused_thread() -> Result<mpsc::Receiver<u64>> {
-    let (held, is_held) = mpsc::channel();
-    let (wakes, woken) = mpsc::channel();
+    let (held_sender, held) = mpsc::channel();
+    let (token_sender, token) = mpsc::channel();
     std::thread::spawn(move || -> Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let guard = examples::connect().await?.mutex(KEY).ttl(TTL).lock().await?;
-            held.send(())?;
+            held_sender.send(())?;
             std::thread::sleep(PAUSE);
-            wakes.send(guard.token().get())?;
+            token_sender.send(guard.token().get())?;
             Ok(())
         })
     });
-    is_held.recv()?;
-    Ok(woken)
+    held.recv()?;
+    Ok(token)
 }

@@ -1,7 +1,8 @@
-//! A lock, its token, a busy lock, permits and two keys at once.
+//! The first steps: a mutex and its fencing token, a busy lock, a semaphore, and two
+//! keys at once.
 //!
-//! `cargo run -p examples --bin quickstart`, with `DLOCK_URL=redis://localhost`
-//! between machines.
+//! Run it with `cargo run -p examples --bin quickstart`. Set `DLOCK_URL`, for example to
+//! `redis://localhost`, to lock between machines.
 
 use std::time::Duration;
 
@@ -12,35 +13,38 @@ async fn main() -> Result<()> {
     let dlock = examples::connect().await?;
     let order = 7;
 
-    // One task at a time, on any machine. Waits without polling; renewed while held.
+    // One holder at a time, on all machines. `lock` waits without polling, and the lock is
+    // renewed while the guard lives.
     let guard = dlock.mutex(key!("order:{order}")).lock().await?;
     println!("holding {} with token {}", guard.key().as_str(), guard.token());
 
-    // Somebody else does not get it: at once, or after as long as they want to wait.
+    // Another client does not get the lock: `try_lock` returns `None` at once, and `lock`
+    // fails when the waiting time is over.
     let other = examples::connect().await?;
     assert!(other.mutex(key!("order:{order}")).try_lock().await?.is_none());
-    let late = other.mutex(key!("order:{order}")).wait(Duration::from_millis(50)).lock().await;
-    if let Err(error) = late
+    let timed_out = other.mutex(key!("order:{order}")).wait(Duration::from_millis(50)).lock().await;
+    if let Err(error) = timed_out
         && error.kind() == ErrorKind::TimedOut
     {
-        println!("somebody else: {error}");
+        println!("another client: {error}");
     }
 
-    // Work that stops should the lock be lost, and the outcome of the release.
+    // `run` stops the work if the lock is lost. `release` tells whether the lock was held
+    // until the end.
     let paid = guard.run(async { "paid" }).await?;
     assert_eq!(guard.release().await?, ReleaseOutcome::Released);
-    println!("{paid}, and given back");
+    println!("{paid}, lock released");
 
-    // At most ten at a time; this one counts for three.
+    // A semaphore of ten permits; this guard takes three of them.
     let permits = dlock.semaphore("exports", 10).permits(3).lock().await?;
-    println!("{} of 10 permits", permits.count());
+    println!("holding {} of 10 permits", permits.count());
 
-    // Several keys, in whatever order they are named: never a deadlock.
+    // Several keys at once. The order of the keys does not matter: there is no deadlock.
     let both = dlock.all_of(["account:7", "account:3"]).lock().await?;
-    println!("both accounts");
+    println!("holding both accounts");
     drop((permits, both));
 
-    let left = dlock.shutdown(Duration::from_secs(1)).await;
-    assert_eq!(left, 0, "every lock was given back");
+    let not_released = dlock.shutdown(Duration::from_secs(1)).await;
+    assert_eq!(not_released, 0, "all locks are released");
     Ok(())
 }

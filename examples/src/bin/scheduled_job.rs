@@ -1,26 +1,27 @@
-//! A job that every machine starts and one runs.
+//! A scheduled job that all machines start and only one runs.
 //!
-//! `cargo run -p examples --bin scheduled_job`: three nodes wake up at the same
-//! time, as cron would wake them. With `DLOCK_URL=redis://localhost` they are
-//! three processes, else three clients inside this one.
+//! Run it with `cargo run -p examples --bin scheduled_job`. Three nodes start the job at
+//! the same time, as cron does. With `DLOCK_URL=redis://localhost` they are three
+//! processes. Otherwise they are three clients inside this process.
 
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use dlock::{Dlock, Result, key};
 
-/// Nobody runs it again before this is over, whoever wakes up late.
-const NOT_AGAIN_FOR: Duration = Duration::from_secs(5);
+/// The lock stays held for this time after the job, so that a node with a late clock
+/// does not run it again.
+const HOLD_AFTER_JOB: Duration = Duration::from_secs(5);
 
 async fn nightly_report(node: &str, dlock: &Dlock, night: &str) -> Result<()> {
     let Some(guard) = dlock.mutex(key!("job:report:{night}")).tag("node", node).try_lock().await?
     else {
-        println!("{node}: somebody else does it");
+        println!("{node}: another node runs it");
         return Ok(());
     };
     println!("{node}: RUNS the report, token {}", guard.token());
-    tokio::time::sleep(Duration::from_millis(100)).await; // the report
-    let _ = guard.release_after(NOT_AGAIN_FOR).await?;
+    tokio::time::sleep(Duration::from_millis(100)).await; // stands for the report
+    let _ = guard.release_after(HOLD_AFTER_JOB).await?;
     Ok(())
 }
 

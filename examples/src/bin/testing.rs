@@ -1,8 +1,8 @@
-//! How to test code that takes locks, without a server: a client of its own for
-//! each test, a lock that is busy, a lock that is lost.
+//! How to test code that takes locks, without a server: the lock is free, is busy, or is
+//! lost. Each test has its own client.
 //!
-//! `cargo run -p examples --bin testing` plays the three cases, `cargo test -p
-//! examples --bin testing` runs them as tests.
+//! `cargo run -p examples --bin testing` shows the three cases;
+//! `cargo test -p examples --bin testing` runs them as tests.
 
 use dlock::{ErrorKind, Result, assert_locked, distributed_lock, key, testing};
 
@@ -14,18 +14,18 @@ async fn ship(order: u64) -> Result<String> {
     Ok(label)
 }
 
-/// Relies on its caller's lock, and says so.
+/// Must be called while the lock is held, and checks that.
 fn print_label(order: u64) -> String {
     assert_locked!(key!("order:{order}"));
     format!("label of {order}")
 }
 
-async fn ships_once_it_has_the_lock() -> Result<()> {
+async fn ships_when_the_lock_is_free() -> Result<()> {
     assert_eq!(ship(7).await?, "label of 7");
     Ok(())
 }
 
-async fn does_not_ship_while_somebody_else_does() -> Result<()> {
+async fn does_not_ship_while_the_lock_is_busy() -> Result<()> {
     let busy = testing::force_busy("order:7").await?;
     let refused = ship(7).await.map_err(|error| error.kind().is_busy());
     assert_eq!(refused, Err(true));
@@ -43,10 +43,10 @@ async fn stops_when_the_lock_is_lost() -> Result<()> {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    testing::scope(ships_once_it_has_the_lock()).await?;
-    testing::scope(does_not_ship_while_somebody_else_does()).await?;
+    testing::scope(ships_when_the_lock_is_free()).await?;
+    testing::scope(does_not_ship_while_the_lock_is_busy()).await?;
     testing::scope(stops_when_the_lock_is_lost()).await?;
-    println!("shipped, refused while busy, stopped when lost: all without a server");
+    println!("shipped when free, refused when busy, stopped when lost: all without a server");
     Ok(())
 }
 
@@ -55,13 +55,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn ships() -> Result<()> {
-        testing::scope(ships_once_it_has_the_lock()).await
+    async fn free() -> Result<()> {
+        testing::scope(ships_when_the_lock_is_free()).await
     }
 
     #[tokio::test]
     async fn busy() -> Result<()> {
-        testing::scope(does_not_ship_while_somebody_else_does()).await
+        testing::scope(does_not_ship_while_the_lock_is_busy()).await
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
-//! A headless Chromium, driven through the pipe of its debugging protocol:
-//! messages of JSON, each ended by a zero byte.
+//! A headless Chromium, controlled through the pipe of its debugging protocol: JSON
+//! messages that each end with a zero byte.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// How long the browser may take for anything.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the browser may take for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A page in a browser; closed when dropped.
 pub(crate) struct Page {
@@ -21,7 +21,7 @@ pub(crate) struct Page {
     messages: mpsc::Receiver<Value>,
     session: Option<String>,
     last: u64,
-    /// What the page wrote on its console, and errors of its script.
+    /// The messages on the console of the page, and the errors of its script.
     pub(crate) console: Vec<String>,
 }
 
@@ -53,11 +53,11 @@ impl Page {
             .expect("a shell");
         let requests = File::options().write(true).open(&to).expect("the browser reads");
         let answers = BufReader::new(File::open(&from).expect("the browser writes"));
-        let (tell, messages) = mpsc::channel();
+        let (sender, messages) = mpsc::channel();
         std::thread::spawn(move || {
             for message in answers.split(0).map_while(Result::ok) {
                 let Ok(message) = serde_json::from_slice(&message) else { continue };
-                if tell.send(message).is_err() {
+                if sender.send(message).is_err() {
                     return;
                 }
             }
@@ -81,10 +81,10 @@ impl Page {
         Some(page)
     }
 
-    /// The value of an expression in the page.
+    /// Evaluates an expression in the page.
     pub(crate) fn value(&mut self, expression: &str) -> Value {
-        let asked = json!({ "expression": expression, "returnByValue": true });
-        self.call("Runtime.evaluate", asked)["result"]["value"].clone()
+        let parameters = json!({ "expression": expression, "returnByValue": true });
+        self.call("Runtime.evaluate", parameters)["result"]["value"].clone()
     }
 
     fn call(&mut self, method: &str, parameters: Value) -> Value {
@@ -95,7 +95,7 @@ impl Page {
         }
         write!(self.requests, "{request}\0").expect("the browser reads");
         loop {
-            let message = self.messages.recv_timeout(PATIENCE).expect("the browser answers");
+            let message = self.messages.recv_timeout(ANSWER_TIMEOUT).expect("the browser answers");
             if message["id"] == self.last {
                 assert!(message.get("error").is_none(), "{method}: {message}");
                 return message["result"].clone();

@@ -1,4 +1,4 @@
-//! Starting an example that serves HTTP, and talking to it.
+//! Starts examples, and sends requests to those that serve HTTP.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// An example without what the environment of the tests says.
+/// An example, without the `DLOCK_` variables of the environment of the tests.
 pub(crate) fn example(program: &str, url: Option<&str>) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -30,7 +30,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Starts it on a free port.
+    /// Starts the example on a free port.
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut process = command
             .env("PORT", "0")
@@ -44,7 +44,7 @@ impl Service {
         Service { address: address.to_owned(), process }
     }
 
-    /// Asks it; answers status and body.
+    /// Sends a request and returns status and body.
     pub(crate) fn ask(&self, method: &str, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time-out");

@@ -1,18 +1,19 @@
-//! A flash sale as a web service: reserve, pay or lose it, and a live page.
+//! A flash sale as a web service with a live page: buyers reserve units and pay for
+//! them in time, or the units go back into the stock.
 //!
-//! `cargo run -p examples --bin flash_sale`, then open the page it names. A crowd
-//! of made-up buyers (`CROWD=0`: none) reserves units; most pay, some do not, and
-//! their units come back when the payment time is over.
+//! Run `cargo run -p examples --bin flash_sale` and open the address that it prints.
+//! Simulated buyers (`CROWD=0` for none) reserve units. Most of them pay. The units of
+//! the others come back when the payment time is over.
 //!
-//! | | | |
+//! | request | success | failure |
 //! |---|---|---|
 //! | `POST /orders/{order}?buyer=b&quantity=2` | 201 reserved | 409 sold out, 429 over the limit |
 //! | `POST /orders/{order}/pay` | 200 sold | 410 too late |
-//! | `DELETE /orders/{order}` | 200 given back | |
-//! | `GET /stock`, `GET /events` | the segments, once or live | |
+//! | `DELETE /orders/{order}` | 200 cancelled | |
+//! | `GET /stock`, `GET /events` | 200 the segments, once or live | |
 //!
-//! The order's name is the operation id: a request that is repeated, because its
-//! answer got lost, does nothing twice.
+//! The id of the order is the operation id. A client that got no answer can repeat its
+//! request: the order is not placed twice.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -31,12 +32,14 @@ use serde::{Deserialize, Serialize};
 
 /// How long a buyer has to pay.
 const PAYMENT_TIME: Duration = Duration::from_secs(2);
+/// The most units that a buyer can have.
 const PER_BUYER: u64 = 4;
-/// How often the page hears of the stock.
-const TICK: Duration = Duration::from_millis(200);
+/// How often the page is updated.
+const UPDATE_INTERVAL: Duration = Duration::from_millis(200);
 
+/// The value of an environment variable, or the default.
 fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
 #[tokio::main]
@@ -50,7 +53,7 @@ async fn main() -> Result<()> {
         .create()
         .await?;
     for buyer in 0..setting("CROWD", 8) {
-        tokio::spawn(shop_for_ever(sale.clone(), buyer));
+        tokio::spawn(simulate_buyer(sale.clone(), buyer));
     }
     let shop = Router::new()
         .route("/", get(|| async { Html(include_str!("page.html")) }))
@@ -88,18 +91,18 @@ async fn reserve(
     Path(order): Path<String>,
     Query(Order { buyer, quantity }): Query<Order>,
 ) -> Response {
-    let reserving = sale.reserve(quantity).operation(order).buyer(buyer).expires_in(PAYMENT_TIME);
-    match reserving.send().await {
+    let request = sale.reserve(quantity).operation(order).buyer(buyer).expires_in(PAYMENT_TIME);
+    match request.send().await {
         Ok(Reservation::Held(hold)) => (StatusCode::CREATED, Json(hold)).into_response(),
         Ok(Reservation::SoldOut { reserved, .. }) => {
-            let words = format!("sold out; {reserved} are only reserved\n");
-            (StatusCode::CONFLICT, words).into_response()
+            let message = format!("sold out; {reserved} units are reserved and may come back\n");
+            (StatusCode::CONFLICT, message).into_response()
         }
         Ok(Reservation::LimitReached) => {
-            (StatusCode::TOO_MANY_REQUESTS, "over the limit per buyer\n").into_response()
+            (StatusCode::TOO_MANY_REQUESTS, "over the limit of units per buyer\n").into_response()
         }
         Ok(other) => (StatusCode::CONFLICT, format!("{other:?}\n")).into_response(),
-        Err(error) => failed(&error),
+        Err(error) => error_response(&error),
     }
 }
 
@@ -107,18 +110,18 @@ async fn pay(State(sale): State<Inventory>, Path(order): Path<String>) -> Respon
     match sale.reservation(order).confirm().await {
         Ok(HoldState::Confirmed) => "paid\n".into_response(),
         Ok(state) => (StatusCode::GONE, format!("too late: {state:?}\n")).into_response(),
-        Err(error) => failed(&error),
+        Err(error) => error_response(&error),
     }
 }
 
 async fn cancel(State(sale): State<Inventory>, Path(order): Path<String>) -> Response {
     match sale.reservation(order).cancel().await {
         Ok(state) => format!("{state:?}\n").into_response(),
-        Err(error) => failed(&error),
+        Err(error) => error_response(&error),
     }
 }
 
-fn failed(error: &Error) -> Response {
+fn error_response(error: &Error) -> Response {
     let status = match error {
         Error::Invalid(_) => StatusCode::BAD_REQUEST,
         Error::NotFound(_) => StatusCode::NOT_FOUND,
@@ -128,19 +131,20 @@ fn failed(error: &Error) -> Response {
     (status, format!("{error}\n")).into_response()
 }
 
-/// What the page shows.
+/// The stock as the page shows it.
 #[derive(Serialize)]
-struct Seen {
+struct StockView {
     available: u64,
     reserved: u64,
     sold: u64,
+    /// The available and the reserved units of each segment.
     segments: Vec<[u64; 2]>,
     clean: bool,
 }
 
-async fn look(sale: &Inventory) -> Result<Seen, Error> {
+async fn stock_view(sale: &Inventory) -> Result<StockView, Error> {
     let audit = sale.audit().await?;
-    Ok(Seen {
+    Ok(StockView {
         available: audit.available,
         reserved: audit.reserved,
         sold: audit.sold,
@@ -154,34 +158,34 @@ async fn look(sale: &Inventory) -> Result<Seen, Error> {
 }
 
 async fn stock(State(sale): State<Inventory>) -> Response {
-    match look(&sale).await {
-        Ok(seen) => Json(seen).into_response(),
-        Err(error) => failed(&error),
+    match stock_view(&sale).await {
+        Ok(view) => Json(view).into_response(),
+        Err(error) => error_response(&error),
     }
 }
 
 async fn events(
     State(sale): State<Inventory>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let looks = futures_util::stream::unfold((sale, true), |(sale, first)| async move {
+    let updates = futures_util::stream::unfold((sale, true), |(sale, first)| async move {
         if !first {
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(UPDATE_INTERVAL).await;
         }
-        let event = match look(&sale).await {
-            Ok(seen) => Event::default().json_data(seen).unwrap_or_default(),
-            Err(error) => Event::default().event("trouble").data(error.to_string()),
+        let event = match stock_view(&sale).await {
+            Ok(view) => Event::default().json_data(view).unwrap_or_default(),
+            Err(error) => Event::default().event("failure").data(error.to_string()),
         };
         Some((Ok(event), (sale, false)))
     });
-    Sse::new(looks).keep_alive(KeepAlive::default())
+    Sse::new(updates).keep_alive(KeepAlive::default())
 }
 
-/// A made-up buyer: reserves, thinks, mostly pays.
-async fn shop_for_ever(sale: Inventory, crowd: u64) {
+/// A simulated buyer: reserves, waits a little, and pays in nine of ten cases.
+async fn simulate_buyer(sale: Inventory, number: u64) {
     for order in 0_u64.. {
-        let id = format!("crowd-{crowd}-{order}");
-        let reserving = sale.reserve(1 + order % 3).operation(id.as_str()).buyer(id.as_str());
-        let reserved = reserving.expires_in(PAYMENT_TIME).send().await;
+        let id = format!("crowd-{number}-{order}");
+        let request = sale.reserve(1 + order % 3).operation(id.as_str()).buyer(id.as_str());
+        let reserved = request.expires_in(PAYMENT_TIME).send().await;
         let (pause, pays) = {
             let mut random = rand::rng();
             (Duration::from_millis(random.random_range(10..60)), random.random_range(0..10) > 0)
@@ -191,7 +195,7 @@ async fn shop_for_ever(sale: Inventory, crowd: u64) {
             Ok(Reservation::Held(_)) if pays => {
                 let _ = sale.reservation(&id).confirm().await;
             }
-            Ok(Reservation::Held(_)) => {} // never pays: the units come back by themselves
+            Ok(Reservation::Held(_)) => {} // not paid: the units come back when the time is over
             Err(error) => {
                 eprintln!("{id}: {error}");
                 tokio::time::sleep(PAYMENT_TIME).await;

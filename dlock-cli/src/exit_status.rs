@@ -1,9 +1,9 @@
-//! With what the command ends: `sysexits.h` where it has a word for it.
+//! The exit statuses of the command. They follow `sysexits.h` where possible.
 
-use benches::interrupt::Interrupted;
 use dlock::ErrorKind;
+use dlock_bench::interrupt::Interrupted;
 
-/// Somebody else holds the lock: try again later.
+/// Another client holds the lock; try again later.
 pub(crate) const BUSY: u8 = 75;
 /// The lock was lost while the program ran under it.
 pub(crate) const LOST: u8 = 76;
@@ -12,35 +12,35 @@ pub(crate) const UNAVAILABLE: u8 = 69;
 const DENIED: u8 = 77;
 const CONFIG: u8 = 78;
 const USAGE: u8 = 64;
-/// Something else went wrong.
+/// Any other failure.
 pub(crate) const FAILURE: u8 = 1;
 /// The program cannot be run, as in a shell.
 pub(crate) const NOT_RUNNABLE: u8 = 126;
-/// The program is not there, as in a shell.
+/// The program was not found, as in a shell.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// What `dlock --help` says about it.
+/// The part of `dlock --help` about exit statuses.
 pub(crate) const HELP: &str = "\
 Exit status:
-   0  done
-   1  failed
-   2  the command line is wrong
-  64  a key or an option is out of bounds
-  69  the backend cannot be reached, or did not answer
-  75  somebody else holds the lock
+   0  success
+   1  failure
+   2  the command line is not valid
+  64  a key or the value of an option is not valid
+  69  the backend cannot be reached or did not answer
+  75  another client holds the lock
   76  the lock was lost while the program ran
-  77  the backend refuses the credentials or rights
-  78  the URL or the configuration is wrong
- 130  ended by Ctrl-C (143: by SIGTERM), after what `sale` or `bench` stored was removed
-  `dlock run` else ends as its program does: with its status, with 128 + n when
-  signal n ended it, 126 or 127 when it cannot be run or found.";
+  77  the backend rejects the credentials, or they do not have the rights
+  78  the URL or the configuration is not valid
+ 130  `sale` or `bench` was ended by Ctrl-C (143: by SIGTERM) and removed its data
+`dlock run` otherwise ends with the status of its program: with 128 + n if signal n
+ended it, with 126 if it cannot be run, with 127 if it is not found.";
 
-/// As a shell tells of a signal.
+/// The status of a program that was ended by a signal, as in a shell.
 pub(crate) fn ended_by(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(FAILURE)
 }
 
-/// The status that tells of this error.
+/// The exit status for an error.
 pub(crate) fn of(error: &anyhow::Error) -> u8 {
     error.chain().find_map(known).unwrap_or(FAILURE)
 }
@@ -49,14 +49,14 @@ fn known(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
         return Some(ended_by(interrupted.signal));
     }
-    if error.is::<benches::Wrong>() {
+    if error.is::<dlock_bench::UsageError>() {
         return Some(USAGE);
     }
     if let Some(error) = error.downcast_ref::<dlock_segment::Error>() {
         return match error {
             dlock_segment::Error::Invalid(_) => Some(USAGE),
             dlock_segment::Error::Unknown(_) => Some(UNAVAILABLE),
-            _ => None, // a fault of the store is the next in the chain
+            _ => None, // the error of the store is the next in the chain
         };
     }
     Some(match error.downcast_ref::<dlock::Error>()?.kind() {

@@ -1,14 +1,14 @@
-//! Latencies and counts, gathered by many tasks and put together afterwards.
+//! Latencies and counts that many tasks record, merged afterwards.
 
 use std::sync::{Mutex, PoisonError};
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Tasks of a process share so many histograms.
+/// The number of histograms that the tasks of a process share.
 const SHARDS: usize = 16;
 
-/// What the tasks of one process measured.
+/// Records the operations of the tasks of one process.
 #[derive(Debug)]
 pub struct Recorder {
     shards: Vec<Mutex<Shard>>,
@@ -22,9 +22,9 @@ struct Shard {
     first_error: Option<String>,
 }
 
-/// Up to an hour, in nanoseconds, with three digits.
+/// A histogram of up to one hour, in nanoseconds, with three significant digits.
 fn histogram() -> Histogram<u64> {
-    Histogram::new_with_max(3_600_000_000_000, 3).expect("the bounds are right")
+    Histogram::new_with_max(3_600_000_000_000, 3).expect("the bounds are valid")
 }
 
 impl Default for Recorder {
@@ -40,21 +40,21 @@ impl Recorder {
         self.shards[task % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This task did an operation and waited so many nanoseconds for it.
+    /// Records an operation of this task that took `waited` nanoseconds.
     pub fn operation(&self, task: usize, waited: u64) {
         let mut shard = self.shard(task);
         shard.operations += 1;
         shard.latencies.saturating_record(waited);
     }
 
-    /// This task waited so many nanoseconds for an operation that it did not complete.
-    pub fn waited(&self, task: usize, waited: u64) {
+    /// Records the waiting time of an operation that did not complete, in nanoseconds.
+    pub fn incomplete(&self, task: usize, waited: u64) {
         self.shard(task).latencies.saturating_record(waited);
     }
 
-    /// The same of operations that were due one after the other, each `every`
-    /// nanoseconds after the one before; the first waited so long.
-    pub fn waited_every(&self, task: usize, first: u64, every: u64) {
+    /// Records operations that never began: one was due every `every` nanoseconds, and
+    /// the first waited for `first` nanoseconds.
+    pub fn never_began(&self, task: usize, first: u64, every: u64) {
         let mut shard = self.shard(task);
         let mut left = Some(first).filter(|first| *first > 0);
         while let Some(waited) = left {
@@ -63,20 +63,20 @@ impl Recorder {
         }
     }
 
-    /// An operation of this task failed.
+    /// Records that an operation of this task failed.
     pub fn error(&self, task: usize, error: &impl std::fmt::Display) {
         let mut shard = self.shard(task);
         shard.errors += 1;
         shard.first_error.get_or_insert_with(|| error.to_string());
     }
 
-    /// All of it.
-    pub fn measured(&self) -> Measured {
-        let mut all = Measured::default();
+    /// Everything that was recorded so far.
+    pub fn measurement(&self) -> Measurement {
+        let mut all = Measurement::default();
         for shard in 0..SHARDS {
             let shard = self.shard(shard);
             let latencies = shard.latencies.iter_recorded();
-            all.add(Measured {
+            all.add(Measurement {
                 operations: shard.operations,
                 errors: shard.errors,
                 first_error: shard.first_error.clone(),
@@ -89,44 +89,44 @@ impl Recorder {
     }
 }
 
-/// What was measured, in a form that travels between processes.
+/// What was measured, in a form that processes can send to each other.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
-    /// How many operations succeeded.
+pub struct Measurement {
+    /// The number of operations that succeeded.
     pub operations: u64,
-    /// How many failed.
+    /// The number of operations that failed.
     pub errors: u64,
-    /// What the first of them said.
+    /// The message of the first error.
     pub first_error: Option<String>,
-    /// Nanoseconds, and how many operations waited so long.
+    /// Pairs of a latency in nanoseconds and the number of operations that had it.
     pub latencies: Vec<(u64, u64)>,
 }
 
-impl Measured {
-    /// What several measured.
-    pub fn of(parts: Vec<Measured>) -> Self {
-        let mut all = Measured::default();
+impl Measurement {
+    /// Merges several measurements.
+    pub fn merge(parts: Vec<Measurement>) -> Self {
+        let mut all = Measurement::default();
         for part in parts {
             all.add(part);
         }
         all
     }
 
-    /// Adds what somebody else measured.
-    pub fn add(&mut self, other: Measured) {
+    /// Adds another measurement to this one.
+    pub fn add(&mut self, other: Measurement) {
         self.operations += other.operations;
         self.errors += other.errors;
         self.first_error = self.first_error.take().or(other.first_error);
         self.latencies.extend(other.latencies);
     }
 
-    /// The latencies in short.
-    pub fn latency(&self) -> Latency {
+    /// The summary of the latencies.
+    pub fn latency(&self) -> LatencySummary {
         let mut all = histogram();
         for &(value, count) in &self.latencies {
             all.saturating_record_n(value, count);
         }
-        Latency {
+        LatencySummary {
             p50_us: micros(all.value_at_quantile(0.5)),
             p99_us: micros(all.value_at_quantile(0.99)),
             max_us: micros(all.max()),
@@ -134,21 +134,21 @@ impl Measured {
     }
 }
 
-/// The latencies in short, in microseconds.
+/// A summary of latencies, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub struct Latency {
+pub struct LatencySummary {
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
 }
 
-/// Nanoseconds in microseconds, with one digit after the point.
+/// Converts nanoseconds to microseconds, with one decimal digit.
 pub fn micros(nanos: u64) -> f64 {
     rounded(nanos as f64 / 1_000.0)
 }
 
-/// With one digit after the point.
+/// Rounds to one decimal digit.
 pub fn rounded(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
@@ -158,17 +158,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_several_measured_is_put_together() {
+    fn measurements_are_merged() {
         let (one, other) = (Recorder::default(), Recorder::default());
         for waited in 1..=99 {
             one.operation(waited as usize, waited * 1_000);
         }
         other.operation(0, 5_000_000);
         other.error(0, &"no");
-        let mut all = one.measured();
-        all.add(other.measured());
+        let mut all = one.measurement();
+        all.add(other.measurement());
         assert_eq!((all.operations, all.errors, all.first_error.as_deref()), (100, 1, Some("no")));
-        let Latency { p50_us, p99_us, max_us } = all.latency();
+        let LatencySummary { p50_us, p99_us, max_us } = all.latency();
         assert!((49.0..52.0).contains(&p50_us), "{p50_us}");
         assert!((98.0..101.0).contains(&p99_us), "{p99_us}");
         assert!((4_990.0..5_010.0).contains(&max_us), "{max_us}");

@@ -1,4 +1,4 @@
-//! `dlock break`: takes a lock from whoever holds it.
+//! `dlock break`: takes a lock away from its holder.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -9,19 +9,19 @@ use serde::Serialize;
 
 use crate::{Common, output};
 
-/// Take a lock away from whoever holds it
+/// Take a lock away from its holder
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The holder hears of it at once, its guard is lost, and who broke the lock is kept
-for an hour. Whatever the holder was doing may or may not have happened.
+The holder is told at once and its guard is lost. `dlock show` tells for an hour who
+broke the lock. What the holder was doing may be half done.
 
 Examples:
-  dlock break order:7          asks first
-  dlock break order:7 --yes    does not")]
+  dlock break order:7          asks for confirmation
+  dlock break order:7 --yes    does not ask")]
 pub(crate) struct Break {
-    /// The key
+    /// The key to break
     key: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     yes: bool,
 }
@@ -40,7 +40,7 @@ impl Break {
             let holders = dlock.inspect(&key).await?.holders;
             if !holders.is_empty() && !std::io::stdin().is_terminal() {
                 bail!(
-                    "`{}` has {} holders; give --yes to break it without being asked",
+                    "`{}` is held ({} holders) and there is no terminal to ask for confirmation; give --yes to break it",
                     self.key,
                     holders.len()
                 );
@@ -49,7 +49,7 @@ impl Break {
                 output::warn(format!("`{}` is held by {}", self.key, it.holder));
             }
             if !holders.is_empty() && !confirmed()? {
-                output::warn("nothing was done");
+                output::warn(format!("`{}` was not broken", self.key));
                 return Ok(1);
             }
         }
@@ -57,15 +57,17 @@ impl Break {
         match (common.json, holders) {
             (true, _) => output::print_json(&Broken { key: &self.key, holders })?,
             (false, 0) => output::print(format!("nobody holds `{}`", self.key)),
-            (false, 1) => output::print(format!("`{}` was taken from its holder", self.key)),
-            (false, _) => output::print(format!("`{}` was taken from {holders} holders", self.key)),
+            (false, 1) => output::print(format!("`{}` was taken away from its holder", self.key)),
+            (false, _) => {
+                output::print(format!("`{}` was taken away from {holders} holders", self.key))
+            }
         }
         Ok(0)
     }
 }
 
 fn confirmed() -> Result<bool> {
-    eprint!("Break it? What they are doing under it may be left half done. [y/N] ");
+    eprint!("Break the lock? The work of its holder may be left half done. [y/N] ");
     std::io::stderr().flush()?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;

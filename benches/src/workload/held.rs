@@ -1,4 +1,4 @@
-//! Many locks that are held and nothing else: what renewal costs.
+//! Many locks that are only held: what renewal costs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,28 +9,28 @@ use dlock::{Config, Dlock, Event, Guard, State};
 use serde::{Deserialize, Serialize};
 
 use crate::interrupt::Interrupt;
-use crate::measure::rounded;
-use crate::{Wrong, clock, server};
+use crate::measurement::rounded;
+use crate::{clock, server, usage_error};
 
-/// How many locks are asked for at the same time.
-const AT_ONCE: usize = 256;
+/// How many locks are acquired at the same time.
+const CONCURRENT_ACQUIRES: usize = 256;
 
-/// What to do.
+/// What the held workload does.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// How many are held.
+    /// The number of locks.
     pub locks: usize,
-    /// Their ttl: each is renewed every third of it.
+    /// The ttl of the locks. Each is renewed after a third of it.
     pub ttl: Duration,
-    /// How long they are held once all are taken.
+    /// How long all locks are held.
     pub duration: Duration,
-    /// What the keys of this run start with.
-    pub run: String,
+    /// The prefix of the keys of this run.
+    pub key_prefix: String,
 }
 
-/// What `--json` prints.
+/// The result, as `--json` prints it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are named like what they hold; see schema.json")]
+#[allow(missing_docs, reason = "schema.json describes the fields")]
 pub struct Outcome {
     pub workload: String,
     pub backend: String,
@@ -40,19 +40,19 @@ pub struct Outcome {
     pub lost: u64,
     pub renewed: u64,
     pub client_cpu_percent: f64,
-    /// `None` where there is no server.
+    /// `None` without a server.
     pub server_cpu_percent: Option<f64>,
     pub server_commands_per_s: Option<f64>,
     pub client_bytes_per_lock: u64,
 }
 
-/// Takes the locks, holds them, and tells what that cost.
+/// Acquires the locks, holds them, and measures what that costs.
 ///
 /// # Errors
-/// If the backend cannot be reached, or not all locks are free.
+/// Fails if the backend cannot be reached, or if a lock cannot be acquired.
 pub async fn run(config: &Config, plan: Plan, interrupt: &Interrupt) -> Result<Outcome> {
     if plan.locks == 0 || plan.duration.is_zero() {
-        return Err(Wrong::because("locks and duration must be above zero"));
+        return Err(usage_error("locks and duration must be above 0"));
     }
     let (lost, renewed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (lost_seen, renewed_seen) = (lost.clone(), renewed.clone());
@@ -66,7 +66,7 @@ pub async fn run(config: &Config, plan: Plan, interrupt: &Interrupt) -> Result<O
     };
     let client = Dlock::builder().config(config.clone()).on_event(hook);
     let dlock = client.connect().await?;
-    let outcome = interrupt.unless(hold(config, &plan, &dlock, &lost, &renewed)).await;
+    let outcome = interrupt.run_until_signal(hold(config, &plan, &dlock, &lost, &renewed)).await;
     dlock.shutdown(Duration::from_secs(10)).await;
     outcome
 }
@@ -84,7 +84,7 @@ async fn hold(
     };
 
     let before = resident()?;
-    let guards = take(dlock, plan).await?;
+    let guards = acquire_all(dlock, plan).await?;
     let grown = resident()?.saturating_sub(before);
 
     renewed.store(0, Ordering::Relaxed);
@@ -106,7 +106,7 @@ async fn hold(
         None => (None, None),
     };
     let renewed = renewed.load(Ordering::Relaxed);
-    // A guard that was lost without anybody being told would be a lie as well.
+    // A guard that was lost without an event must be counted too.
     let gone = guards.iter().filter(|guard| guard.state() == State::Lost).count() as u64;
     Ok(Outcome {
         workload: "held".into(),
@@ -123,35 +123,35 @@ async fn hold(
     })
 }
 
-async fn take(dlock: &Dlock, plan: &Plan) -> Result<Vec<Guard>> {
+async fn acquire_all(dlock: &Dlock, plan: &Plan) -> Result<Vec<Guard>> {
     let mut guards = Vec::with_capacity(plan.locks);
     let mut next = 0;
-    let mut taking = tokio::task::JoinSet::new();
+    let mut acquiring = tokio::task::JoinSet::new();
     while guards.len() < plan.locks {
-        while next < plan.locks && taking.len() < AT_ONCE {
-            let lock = dlock.mutex(format!("{}:{next}", plan.run)).ttl(plan.ttl);
-            taking.spawn(async move { lock.lock().await });
+        while next < plan.locks && acquiring.len() < CONCURRENT_ACQUIRES {
+            let lock = dlock.mutex(format!("{}:{next}", plan.key_prefix)).ttl(plan.ttl);
+            acquiring.spawn(async move { lock.lock().await });
             next += 1;
         }
-        let taken = taking.join_next().await.context("a task of the bench is missing")??;
-        guards.push(taken.context("a lock could not be taken")?);
+        let acquired = acquiring.join_next().await.context("a task of the bench is missing")??;
+        guards.push(acquired.context("a lock could not be acquired")?);
     }
     Ok(guards)
 }
 
-/// With two digits after the point.
+/// A share in percent, with two decimal digits.
 fn percent(share: f64) -> f64 {
     (share * 10_000.0).round() / 100.0
 }
 
-/// How much memory this process has, in bytes.
+/// The resident memory of this process, in bytes.
 fn resident() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")
-        .context("the memory of a process is read from /proc, which only Linux has")?;
+        .context("cannot read /proc/self/status; this workload needs Linux")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kilobytes: u64 = line
         .and_then(|rest| rest.trim().strip_suffix("kB"))
         .and_then(|number| number.trim().parse().ok())
-        .context("/proc/self/status tells no VmRSS")?;
+        .context("/proc/self/status has no valid VmRSS")?;
     Ok(kilobytes * 1024)
 }

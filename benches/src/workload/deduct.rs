@@ -1,4 +1,4 @@
-//! Tasks that take one unit at a time from a stock that does not end.
+//! Tasks that deduct one unit at a time from a stock that never runs out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,34 +8,34 @@ use anyhow::Result;
 use dlock::Config;
 use serde::{Deserialize, Serialize};
 
-use crate::fleet::{Fleet, Job, Launcher, Report, Sold};
 use crate::interrupt::Interrupt;
-use crate::load::{Load, Turn, Work};
-use crate::measure::{Latency, Measured, Recorder, rounded};
-use crate::seller::{Method, Seller, Stall};
-use crate::{Wrong, clock, fleet, server};
+use crate::load::{Load, Operation, OperationContext};
+use crate::measurement::{LatencySummary, Measurement, Recorder, rounded};
+use crate::processes::{Job, Launcher, Report, SaleCounts, Workers};
+use crate::seller::{Method, Seller, SellerConfig};
+use crate::{clock, processes, server, usage_error};
 
-/// More than a bench can sell.
+/// The units in stock: more than a run can sell.
 const STOCK: u64 = 4_000_000_000;
 
-/// What to do.
+/// What the deduct workload does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// How the stock is kept.
+    /// The method to sell.
     pub mode: Method,
-    /// By how many it is taken, and for how long.
+    /// The tasks, processes and duration.
     pub load: Load,
-    /// In how many segments the stock is.
+    /// The number of segments of the stock.
     pub segments: u32,
-    /// How long a locked body takes; without a lock nothing waits.
+    /// How long a lock is held; not used by the methods without a lock.
     pub hold: Duration,
-    /// What the keys of this run start with.
-    pub run: String,
+    /// The prefix of the keys of this run.
+    pub key_prefix: String,
 }
 
-/// What `--json` prints.
+/// The result, as `--json` prints it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields are named like what they hold; see schema.json")]
+#[allow(missing_docs, reason = "schema.json describes the fields")]
 pub struct Outcome {
     pub workload: String,
     pub mode: Method,
@@ -47,38 +47,38 @@ pub struct Outcome {
     pub operations: u64,
     pub ops_per_s: f64,
     #[serde(flatten)]
-    pub latency: Latency,
+    pub latency: LatencySummary,
     pub oversold: u64,
-    /// Requests to the server for each unit.
+    /// The requests to the server for each unit.
     pub round_trips: f64,
     pub errors: u64,
-    /// Operations of each process.
+    /// The operations of each process.
     pub per_process: Vec<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
 }
 
 impl Plan {
-    fn stall(&self, config: &Config) -> Stall {
+    fn seller_config(&self, config: &Config) -> SellerConfig {
         let locked = matches!(self.mode, Method::GlobalLock | Method::SegmentedLock);
-        Stall {
-            config: config.clone(),
-            run: self.run.clone(),
+        SellerConfig {
+            backend: config.clone(),
+            key_prefix: self.key_prefix.clone(),
             stock: STOCK,
             segments: self.segments,
             think: if locked { self.hold } else { Duration::ZERO },
-            reserves: false,
+            reserve_first: false,
             at_once: self.load.tasks,
         }
     }
 }
 
-/// Runs the load, in this process if it is one, else in as many as wanted; what it
-/// stores is removed, also when it is told to end.
+/// Runs the load in this process, or in as many processes as the plan says. The stock
+/// is removed at the end, also when a signal ends the run.
 ///
 /// # Errors
-/// If the plan makes no sense or the store cannot be reached;
-/// [`Interrupted`](crate::interrupt::Interrupted).
+/// Fails if the plan is not valid or the store cannot be reached, and with
+/// [`Interrupted`](crate::interrupt::Interrupted) if a signal ends it.
 pub async fn run(
     config: &Config,
     plan: Plan,
@@ -87,38 +87,38 @@ pub async fn run(
 ) -> Result<Outcome> {
     plan.load.check(config)?;
     if plan.segments == 0 {
-        return Err(Wrong::because("the segments must be 1 at least"));
+        return Err(usage_error("segments must be at least 1"));
     }
-    let seller = Arc::new(Seller::open(plan.stall(config), plan.mode).await?);
-    let taken = interrupt.unless(take(config, plan, launcher, &seller)).await;
-    seller.after(taken).await
+    let seller = Arc::new(Seller::create(plan.seller_config(config), plan.mode).await?);
+    let outcome = interrupt.run_until_signal(deduct(config, plan, launcher, &seller)).await;
+    seller.close_after(outcome).await
 }
 
-async fn take(
+async fn deduct(
     config: &Config,
     plan: Plan,
     launcher: &Launcher,
     seller: &Arc<Seller>,
 ) -> Result<Outcome> {
-    let scripts = seller.scripts().await?;
+    let scripts_before = seller.script_calls().await?;
     let reports = if plan.load.processes == 1 {
-        let part = Part { plan: plan.clone(), seller: seller.clone() };
-        vec![part.run(fleet::soon()).await]
+        let run = ProcessRun { plan: plan.clone(), seller: seller.clone() };
+        vec![run.run(processes::start_soon()).await]
     } else {
         let job = |process| {
             let load = Load { process, ..plan.load.clone() };
             Job::Deduct(Plan { load, ..plan.clone() })
         };
         let jobs = (0..plan.load.processes).map(job).collect();
-        Fleet::start(launcher, jobs).await?.run().await?
+        Workers::start(launcher, jobs).await?.run().await?
     };
     let sold: u64 = reports.iter().map(|report| report.sold.units).sum();
     let commands: u64 = reports.iter().map(|report| report.sold.commands).sum();
-    let requests = seller.scripts().await?.saturating_sub(scripts) + commands;
+    let requests = seller.script_calls().await?.saturating_sub(scripts_before) + commands;
     let left = seller.total_left().await?;
 
     let per_process = reports.iter().map(|report| report.measured.operations).collect();
-    let measured = Measured::of(reports.into_iter().map(|report| report.measured).collect());
+    let measured = Measurement::merge(reports.into_iter().map(|report| report.measured).collect());
     let seconds = plan.load.duration.as_secs_f64();
     Ok(Outcome {
         workload: "deduct".into(),
@@ -139,59 +139,59 @@ async fn take(
     })
 }
 
-/// One process's part, ready to start.
+/// The share of one process, ready to start.
 #[derive(Debug)]
-pub struct Part {
+pub struct ProcessRun {
     plan: Plan,
     seller: Arc<Seller>,
 }
 
-impl Part {
-    /// Connects to a stock that was put up.
+impl ProcessRun {
+    /// Opens the stock that the parent process has created.
     ///
     /// # Errors
-    /// If the store cannot be reached.
+    /// Fails if the store cannot be reached.
     pub async fn prepare(config: &Config, plan: Plan) -> Result<Self> {
-        let seller = Arc::new(Seller::join(plan.stall(config), plan.mode).await?);
-        Ok(Part { plan, seller })
+        let seller = Arc::new(Seller::open(plan.seller_config(config), plan.mode).await?);
+        Ok(ProcessRun { plan, seller })
     }
 
-    /// Runs from `start` on.
+    /// Runs the load from `start` on, by [`clock::now`].
     pub async fn run(&self, start: u64) -> Report {
-        let Part { plan, seller } = self;
+        let ProcessRun { plan, seller } = self;
         let recorder = Arc::new(Recorder::default());
         let sold = Arc::new(AtomicU64::new(0));
-        let taking = |task| Taking {
-            who: plan.load.place(task),
+        let operation = |task| DeductOne {
+            task: plan.load.task_index(task),
             orders: 0,
             seller: seller.clone(),
             sold: sold.clone(),
         };
-        plan.load.run(start, &recorder, taking).await;
-        let sold = Sold { units: sold.load(Ordering::Relaxed), commands: seller.commands() };
-        Report { measured: recorder.measured(), sold, ..Report::default() }
+        plan.load.run(start, &recorder, operation).await;
+        let sold = SaleCounts { units: sold.load(Ordering::Relaxed), commands: seller.commands() };
+        Report { measured: recorder.measurement(), sold, ..Report::default() }
     }
 
-    /// Gives back what is still held.
+    /// Releases what is still held and disconnects.
     pub async fn close(&self) {
-        self.seller.leave().await;
+        self.seller.disconnect().await;
     }
 }
 
-/// Takes one unit.
-struct Taking {
-    who: usize,
+/// The operation: deduct one unit.
+struct DeductOne {
+    task: usize,
     orders: u64,
     seller: Arc<Seller>,
     sold: Arc<AtomicU64>,
 }
 
-impl Work for Taking {
-    async fn once(&mut self, turn: &mut Turn) -> Result<()> {
+impl Operation for DeductOne {
+    async fn run_once(&mut self, context: &mut OperationContext) -> Result<()> {
         self.orders += 1;
-        let order = format!("{}-{}", self.who, self.orders);
-        if let Some(units) = self.seller.sell(&order, 1, turn.end()).await? {
-            turn.answered(clock::now());
+        let order = format!("{}-{}", self.task, self.orders);
+        if let Some(units) = self.seller.sell(&order, 1, context.end()).await? {
+            context.answered(clock::now());
             self.sold.fetch_add(units, Ordering::Relaxed);
         }
         Ok(())

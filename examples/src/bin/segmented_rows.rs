@@ -1,9 +1,10 @@
-//! Your own table, twenty rows of stock, and a lock for each of them.
+//! A segmented lock over a table of your own: twenty rows of stock, and a lock for each
+//! row.
 //!
-//! `cargo run -p examples --bin segmented_columns`: five hundred units in twenty
-//! rows of an SQLite file, six hundred buyers at once. Each takes a free row at
-//! random and goes on to the next when it is dry. The token of the lock goes into
-//! the row, which refuses a buyer that was overtaken.
+//! Run it with `cargo run -p examples --bin segmented_rows`. 600 buyers come at once
+//! for 500 units in twenty rows of an SQLite database. Each buyer locks a free row at
+//! random, and tries the next row if it is empty. The row stores the fencing token and
+//! rejects the write of a buyer with an older token.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,14 +20,14 @@ const ROWS: u32 = 20;
 const UNITS_PER_ROW: i64 = 25;
 const BUYERS: usize = 600;
 
-/// The shop's own database: dlock knows nothing of it.
+/// The database of the shop. dlock does not access it.
 struct Shop(Mutex<Connection>);
 
 impl Shop {
     fn new(path: &Path) -> Result<Self> {
         let database = Connection::open(path)?;
         database.pragma_update(None, "journal_mode", "WAL")?;
-        database.pragma_update(None, "synchronous", "OFF")?; // an example, not a shop
+        database.pragma_update(None, "synchronous", "OFF")?; // fast, but only good for an example
         database.execute(
             "CREATE TABLE stock (segment INTEGER PRIMARY KEY, units INTEGER NOT NULL CHECK (units >= 0), fence INTEGER NOT NULL)",
             [],
@@ -44,7 +45,7 @@ impl Shop {
         Ok(self.0.lock().await.query_row(query, [segment], |row| row.get(0))?)
     }
 
-    /// Writes what is left; false if somebody with a newer token was here.
+    /// Writes the units of a row; returns false if the row has seen a newer token.
     async fn write(&self, segment: usize, units: i64, token: Token) -> Result<bool> {
         let (segment, token) = (i64::try_from(segment)?, i64::try_from(token.get())?);
         let update = "UPDATE stock SET units = ?2, fence = ?3 WHERE segment = ?1 AND fence <= ?3";
@@ -58,18 +59,21 @@ impl Shop {
     }
 }
 
-/// Buys one unit from any row; false when all are dry.
+/// Buys one unit from any row; returns false if all rows are empty.
 async fn buy(stock: &SegmentedLock, shop: &Shop) -> Result<bool> {
-    let mut segments = stock.pick(); // random start, then each of the others once
+    let mut segments = stock.pick(); // starts with a random row, then tries every other row once
     while let Some((segment, guard)) = segments.next().await? {
         let units = shop.units(segment.index()).await?;
         if units > 0 {
-            // Read, think, write: only the lock of this row keeps others out.
+            // Between read and write only the lock of this row keeps other buyers out.
             tokio::time::sleep(Duration::from_millis(1)).await;
-            ensure!(shop.write(segment.index(), units - 1, guard.token()).await?, "overtaken");
+            ensure!(
+                shop.write(segment.index(), units - 1, guard.token()).await?,
+                "another buyer has written with a newer token"
+            );
             return Ok(true);
         }
-        segments.dry(); // remembered for a while and tried last
+        segments.dry(); // remembers for a while that this row is empty, and tries it last
     }
     Ok(false)
 }
@@ -77,7 +81,7 @@ async fn buy(stock: &SegmentedLock, shop: &Shop) -> Result<bool> {
 #[tokio::main]
 async fn main() -> Result<()> {
     let dlock = examples::connect().await?;
-    let path = std::env::temp_dir().join(format!("dlock-columns-{}.sqlite", std::process::id()));
+    let path = std::env::temp_dir().join(format!("dlock-rows-{}.sqlite", std::process::id()));
     let shop = Arc::new(Shop::new(&path)?);
     let sku = format!("phone-{}", std::process::id());
     let stock = SegmentedLock::new(&dlock, key!("stock:{sku}"), ROWS).wait_unlimited();
@@ -98,8 +102,8 @@ async fn main() -> Result<()> {
     println!("{sold} sold, {left} left, {too_late} buyers too late");
     ensure!(sold + left == i64::from(ROWS) * UNITS_PER_ROW, "a unit was lost or sold twice");
     drop(shop);
-    for end in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(format!("{}{end}", path.display()));
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{suffix}", path.display()));
     }
     Ok(())
 }

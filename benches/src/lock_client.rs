@@ -1,0 +1,237 @@
+//! The locks that are measured: those of dlock, or those of a peer.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use dlock::{Config, Dlock, Guard, MAX_TTL, Mutex, ReleaseOutcome};
+use rand::RngExt as _;
+use redis::aio::MultiplexedConnection;
+use serde::{Deserialize, Serialize};
+
+use crate::{server, usage_error};
+
+/// Another way to lock, to compare dlock with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Peer {
+    /// The crate rslock, used as its documentation says, with its own retry.
+    Rslock,
+    /// What a careful user writes by hand: `SET NX PX` with a random value and a
+    /// compare-and-delete script on one multiplexed connection. The pause between
+    /// two tries doubles from 1 to 64 ms, with jitter.
+    Raw,
+}
+
+/// The options of the locks of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LockOptions {
+    /// The peer to measure; `None`: dlock.
+    pub peer: Option<Peer>,
+    /// The prefix of the keys of this run.
+    pub key_prefix: String,
+    /// The ttl of the locks.
+    pub ttl: Duration,
+}
+
+impl LockOptions {
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.ttl < Duration::from_millis(1) || self.ttl > MAX_TTL {
+            return Err(usage_error("the ttl must be between 1ms and 24h"));
+        }
+        Ok(())
+    }
+}
+
+/// A client that locks the keys of a run.
+#[derive(Debug)]
+pub struct LockClient {
+    implementation: Implementation,
+    ttl: Duration,
+}
+
+enum Implementation {
+    Dlock { dlock: Dlock, locks: Vec<Mutex> },
+    Rslock { manager: rslock::LockManager, keys: Vec<String>, pings: MultiplexedConnection },
+    Raw { connection: MultiplexedConnection, keys: Vec<String>, release: redis::Script },
+}
+
+impl std::fmt::Debug for Implementation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Implementation::Dlock { .. } => "Dlock",
+            Implementation::Rslock { .. } => "Rslock",
+            Implementation::Raw { .. } => "Raw",
+        })
+    }
+}
+
+/// A lock that is held.
+#[derive(Debug)]
+pub enum HeldLock {
+    /// A lock of dlock.
+    Dlock(Guard),
+    /// A lock of rslock.
+    Rslock(rslock::Lock),
+    /// A lock written by hand: the random value of its holder.
+    Raw(u128),
+}
+
+impl HeldLock {
+    /// The fencing token; 0 if the lock has none.
+    pub fn token(&self) -> u64 {
+        match self {
+            HeldLock::Dlock(guard) => guard.token().get(),
+            HeldLock::Rslock(_) | HeldLock::Raw(_) => 0,
+        }
+    }
+}
+
+/// The server compares the value, so that no client deletes the lock of the next holder.
+const COMPARE_AND_DELETE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
+impl LockClient {
+    /// Connects. The keys are `key_prefix:0`, `key_prefix:1` and so on.
+    ///
+    /// # Errors
+    /// Fails if the URL cannot be used or the server does not answer.
+    pub async fn new(
+        config: &Config,
+        locks: &LockOptions,
+        keys: usize,
+        tasks: usize,
+    ) -> Result<Self> {
+        let &LockOptions { peer, ref key_prefix, ttl } = locks;
+        let implementation = match peer {
+            None => {
+                let mut config = config.clone();
+                config.max_waiters = config.max_waiters.max(tasks + 1);
+                let dlock = Dlock::builder().config(config).connect().await?;
+                let lock =
+                    |key| dlock.mutex(format!("{key_prefix}:{key}")).ttl(ttl).wait_unlimited();
+                Implementation::Dlock { locks: (0..keys).map(lock).collect(), dlock }
+            }
+            Some(Peer::Rslock) => {
+                server::check_reachable(config).await?;
+                let manager = rslock::LockManager::from_clients(vec![config.redis_client().await?]);
+                let pings = server::connect(config).await?;
+                Implementation::Rslock {
+                    manager,
+                    keys: server::redis_names(config, key_prefix, keys)?,
+                    pings,
+                }
+            }
+            Some(Peer::Raw) => {
+                server::check_reachable(config).await?;
+                let keys = server::redis_names(config, key_prefix, keys)?;
+                let connection = server::connect(config).await?;
+                Implementation::Raw {
+                    connection,
+                    keys,
+                    release: redis::Script::new(COMPARE_AND_DELETE),
+                }
+            }
+        };
+        Ok(LockClient { implementation, ttl })
+    }
+
+    /// Acquires the lock of a key; waits without a limit.
+    ///
+    /// # Errors
+    /// Fails if the backend fails.
+    pub async fn acquire(&self, key: usize) -> Result<HeldLock> {
+        Ok(match &self.implementation {
+            Implementation::Dlock { locks, .. } => HeldLock::Dlock(locks[key].lock().await?),
+            Implementation::Rslock { manager, keys, .. } => {
+                HeldLock::Rslock(manager.acquire_no_guard(keys[key].as_str(), self.ttl).await?)
+            }
+            Implementation::Raw { connection, keys, .. } => {
+                HeldLock::Raw(acquire_raw(connection.clone(), &keys[key], self.ttl).await?)
+            }
+        })
+    }
+
+    /// Releases a lock and waits for the answer.
+    ///
+    /// # Errors
+    /// Fails if the backend fails, or the lock was lost.
+    pub async fn release(&self, key: usize, held: HeldLock) -> Result<()> {
+        match (&self.implementation, held) {
+            (_, HeldLock::Dlock(guard)) => release_guard(guard).await?,
+            (_, HeldLock::Rslock(lock)) => lock.release().await,
+            (Implementation::Raw { connection, keys, release }, HeldLock::Raw(value)) => {
+                let mut connection = connection.clone();
+                let mut call = release.key(&keys[key]);
+                let deleted: i64 =
+                    call.arg(value.to_string()).invoke_async(&mut connection).await?;
+                if deleted == 0 {
+                    bail!("the lock expired while it was held");
+                }
+            }
+            (_, HeldLock::Raw(_)) => {}
+        }
+        Ok(())
+    }
+
+    /// Measures the round trip of a PING through the same client.
+    ///
+    /// # Errors
+    /// Fails if the server does not answer.
+    pub async fn ping(&self) -> Result<Duration> {
+        match &self.implementation {
+            Implementation::Dlock { dlock, .. } => {
+                let health = dlock.health().await;
+                match health.problem {
+                    None => Ok(health.round_trip),
+                    Some(problem) => Err(problem.into()),
+                }
+            }
+            Implementation::Rslock { pings: connection, .. }
+            | Implementation::Raw { connection, .. } => {
+                let began = std::time::Instant::now();
+                let mut connection = connection.clone();
+                let _: String = redis::cmd("PING").query_async(&mut connection).await?;
+                Ok(began.elapsed())
+            }
+        }
+    }
+
+    /// Releases what is still held and disconnects.
+    pub async fn close(&self) {
+        if let Implementation::Dlock { dlock, .. } = &self.implementation {
+            dlock.shutdown(Duration::from_secs(2)).await;
+        }
+    }
+}
+
+/// Releases a guard.
+///
+/// # Errors
+/// Fails if the lock was lost before, or the backend fails.
+pub async fn release_guard(guard: Guard) -> Result<()> {
+    match guard.release().await? {
+        ReleaseOutcome::Released => Ok(()),
+        ReleaseOutcome::AlreadyLost => bail!("the lock was lost while it was held"),
+    }
+}
+
+async fn acquire_raw(
+    mut connection: MultiplexedConnection,
+    key: &str,
+    ttl: Duration,
+) -> Result<u128> {
+    let value: u128 = rand::random();
+    let ttl = u64::try_from(ttl.as_millis()).context("the ttl is too long")?;
+    let mut set = redis::cmd("SET");
+    set.arg(key).arg(value.to_string()).arg("NX").arg("PX").arg(ttl);
+    let mut pause = 1.0;
+    loop {
+        let taken: Option<String> = set.query_async(&mut connection).await?;
+        if taken.is_some() {
+            return Ok(value);
+        }
+        let jittered = pause * rand::rng().random_range(0.5..1.0);
+        tokio::time::sleep(Duration::from_secs_f64(jittered / 1_000.0)).await;
+        pause = f64::min(pause * 2.0, 64.0);
+    }
+}
