@@ -98,8 +98,8 @@ pub enum Operation {
     List,
     /// Breaking somebody's lock.
     Break,
-    /// Counting stock, beside the locks.
-    Stock,
+    /// Counting the units of an inventory, in the store of the locks.
+    Inventory,
 }
 
 impl Operation {
@@ -114,7 +114,7 @@ impl Operation {
             Operation::Inspect => "inspect",
             Operation::List => "list",
             Operation::Break => "break",
-            Operation::Stock => "stock",
+            Operation::Inventory => "inventory",
         }
     }
 }

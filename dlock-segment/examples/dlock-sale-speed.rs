@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::Dlock;
-use dlock_segment::{Inventory, SegmentedLock, Take};
+use dlock_segment::{Inventory, SegmentOutcome, SegmentedLock};
 use dlock_testkit::redis::RedisServer;
 
 const TASKS: usize = 1_000;
@@ -283,9 +283,9 @@ async fn bodies(dlock: &Dlock, segments: u32, time: Duration) -> f64 {
                 while !stop.load(Ordering::Relaxed) {
                     let body = |_, _| async {
                         tokio::time::sleep(Duration::from_millis(1)).await;
-                        Ok::<_, dlock::Error>(Take::Done(()))
+                        Ok::<_, dlock::Error>(SegmentOutcome::Done(()))
                     };
-                    stock.take(body).await.expect("a segment");
+                    stock.run(body).await.expect("a segment");
                     done.fetch_add(1, Ordering::Relaxed);
                 }
             })

@@ -3,22 +3,22 @@
 
 use dlock::{Dlock, IntoKey};
 
-use crate::lock::{SegmentedLock, Take};
+use crate::lock::{SegmentOutcome, SegmentedLock};
 
 /// What a function under `#[segmented_lock]` can return: something that says
 /// whether the segment was dry.
 ///
-/// That is a [`Take`], and every `Result` of one. Implement it for a type of your
+/// That is a [`SegmentOutcome`], and every `Result` of one. Implement it for a type of your
 /// own to return that:
 ///
 /// ```
 /// use dlock::{Error, Fallible, testing};
-/// use dlock_segment::{Takes, segmented_lock};
+/// use dlock_segment::{MayBeDry, segmented_lock};
 ///
 /// #[derive(Debug, PartialEq)]
 /// enum Reply { Row(usize), SoldOut, TryLater }
 ///
-/// impl Takes for Reply {
+/// impl MayBeDry for Reply {
 ///     fn is_dry(&self) -> bool {
 ///         *self == Reply::SoldOut
 ///     }
@@ -47,10 +47,10 @@ use crate::lock::{SegmentedLock, Take};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot say that a segment is dry",
     label = "neither done nor dry",
-    note = "return a `Result<Take<T>, E>` with `E: From<dlock::Error>`",
-    note = "or a `Take<T>`, and add `on_error = |error| ..` to the attribute"
+    note = "return a `Result<SegmentOutcome<T>, E>` with `E: From<dlock::Error>`",
+    note = "or a `SegmentOutcome<T>`, and add `on_error = |error| ..` to the attribute"
 )]
-pub trait Takes {
+pub trait MayBeDry {
     /// Whether this segment had nothing, so that the next one is tried.
     fn is_dry(&self) -> bool;
 
@@ -58,17 +58,17 @@ pub trait Takes {
     fn dry() -> Self;
 }
 
-impl<T> Takes for Take<T> {
+impl<T> MayBeDry for SegmentOutcome<T> {
     fn is_dry(&self) -> bool {
-        matches!(self, Take::Dry)
+        matches!(self, SegmentOutcome::Dry)
     }
 
     fn dry() -> Self {
-        Take::Dry
+        SegmentOutcome::Dry
     }
 }
 
-impl<T: Takes, E> Takes for Result<T, E> {
+impl<T: MayBeDry, E> MayBeDry for Result<T, E> {
     fn is_dry(&self) -> bool {
         self.as_ref().is_ok_and(T::is_dry)
     }

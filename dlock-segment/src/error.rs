@@ -22,7 +22,7 @@ pub enum Error {
     /// The store did not answer: applied or not, nobody knows yet. With an
     /// operation id, [`Inventory::resolve`](crate::Inventory::resolve) settles it,
     /// and so does the same call again.
-    Unknown(Option<Operation>),
+    Unknown(Option<OperationId>),
     /// This process takes no more for now; nothing was sent.
     Throttled {
         /// When it will.
@@ -34,22 +34,22 @@ pub enum Error {
 
 /// The id of an operation whose outcome is not known.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Operation(pub(crate) Id);
+pub struct OperationId(pub(crate) Id);
 
-impl Operation {
+impl OperationId {
     /// The id as it was given.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Operation {
+impl fmt::Debug for OperationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Operation(..)")
+        f.write_str("OperationId(..)")
     }
 }
 
-impl AsRef<str> for Operation {
+impl AsRef<str> for OperationId {
     fn as_ref(&self) -> &str {
         &self.0
     }

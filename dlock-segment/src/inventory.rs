@@ -22,13 +22,15 @@ use parking_lot::Mutex;
 
 pub use self::audit::{Audit, Disagreement, SegmentAudit};
 use self::backing::{Backing, on_driver, only_looked, store};
-pub use self::builder::Builder;
+pub use self::builder::InventoryBuilder;
 use self::checks::{checked_own_id, checked_quantity, unexpected};
 use self::front::Front;
 pub use self::outcome::{
     Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
 };
-pub use self::request::{Deduct, Refunding, ReservationHandle, Reserve, Restock};
+pub use self::request::{
+    DeductRequest, RefundRequest, ReservationHandle, ReserveRequest, RestockRequest,
+};
 use crate::error::{Error, Result};
 use crate::observe;
 use crate::store::{Answer, Ask, Change, Durability, Entry, Glance, Id, Sale, Store, View};
@@ -100,8 +102,8 @@ impl Drop for Shared {
 
 impl Inventory {
     /// A sale to be made.
-    pub fn builder(dlock: &Dlock, name: impl IntoKey) -> Builder {
-        Builder::new(dlock, name.into_key())
+    pub fn builder(dlock: &Dlock, name: impl IntoKey) -> InventoryBuilder {
+        InventoryBuilder::new(dlock, name.into_key())
     }
 
     /// A sale that somebody made.
@@ -162,7 +164,7 @@ impl Inventory {
     ///
     /// # Errors
     /// `Invalid` if the rate is zero.
-    pub fn admit_per_process(self, per_second: u32) -> Result<Self> {
+    pub fn rate_limit_per_process(self, per_second: u32) -> Result<Self> {
         let per_second = NonZeroU32::new(per_second)
             .ok_or_else(|| Error::Invalid("a rate of 0 would admit nobody".into()))?;
         self.shared.front.limit(per_second);
@@ -178,13 +180,13 @@ impl Inventory {
     }
 
     /// Takes units: all of them or none.
-    pub fn deduct(&self, quantity: u64) -> Deduct<'_> {
-        Deduct::new(self, quantity)
+    pub fn deduct(&self, quantity: u64) -> DeductRequest<'_> {
+        DeductRequest::new(self, quantity)
     }
 
     /// Reserves units for a while.
-    pub fn reserve(&self, quantity: u64) -> Reserve<'_> {
-        Reserve::new(self, quantity)
+    pub fn reserve(&self, quantity: u64) -> ReserveRequest<'_> {
+        ReserveRequest::new(self, quantity)
     }
 
     /// The reservation of this operation, whoever made it.
@@ -193,13 +195,13 @@ impl Inventory {
     }
 
     /// Gives units of an operation back.
-    pub fn refund(&self, operation: impl AsRef<str>) -> Refunding<'_> {
-        Refunding::new(self, operation.as_ref())
+    pub fn refund(&self, operation: impl AsRef<str>) -> RefundRequest<'_> {
+        RefundRequest::new(self, operation.as_ref())
     }
 
     /// Adds units.
-    pub fn restock(&self, quantity: u64) -> Restock<'_> {
-        Restock::new(self, quantity)
+    pub fn restock(&self, quantity: u64) -> RestockRequest<'_> {
+        RestockRequest::new(self, quantity)
     }
 
     /// Settles for good what became of an operation: applied, or not applied and
@@ -266,11 +268,11 @@ impl Inventory {
 
     /// The effects after this entry of the journal (0: from the start), in order,
     /// some at a time; go on after the last. Empty: no more for now. The last ones
-    /// that the [`journal`](Builder::journal) keeps come as often as they are asked
+    /// that the [`journal`](InventoryBuilder::journal) keeps come as often as they are asked
     /// for; a first `sequence` above `after + 1` tells that some are gone.
     ///
     /// # Errors
-    /// `Invalid` if the sale was made without a [`journal`](Builder::journal);
+    /// `Invalid` if the sale was made without a [`journal`](InventoryBuilder::journal);
     /// else as [`stock`](Self::stock).
     ///
     /// # Cancel safety
@@ -430,7 +432,7 @@ impl Inventory {
             let now = tokio::time::Instant::now();
             let patience = self.dlock.client_extension().call_timeout() * 2;
             if now >= *doubted_until.get_or_insert(now + patience) {
-                return Err(Error::Unknown(Some(crate::error::Operation(id.clone()))));
+                return Err(Error::Unknown(Some(crate::error::OperationId(id.clone()))));
             }
             tokio::time::sleep(PAUSE).await;
         }

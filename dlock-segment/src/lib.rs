@@ -15,14 +15,14 @@ mod plant;
 #[doc(hidden)]
 pub mod store;
 
-pub use attribute::Takes;
-pub use error::{Error, Operation, Result};
+pub use attribute::MayBeDry;
+pub use error::{Error, OperationId, Result};
 pub use inventory::{
-    Audit, Builder, Deduct, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
-    MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund, Refunding, Reservation,
-    ReservationHandle, Reserve, Resolved, Restock, SegmentAudit, Stock,
+    Audit, DeductRequest, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
+    InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund, RefundRequest,
+    Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, Stock,
 };
-pub use lock::{MAX_SEGMENTS, Segment, SegmentedLock, Segments, Take};
+pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments};
 #[doc(hidden)]
 pub use plant::Plant;
 pub use store::{Durability, Effect, Entry};

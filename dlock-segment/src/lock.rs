@@ -86,19 +86,19 @@ struct Options {
 /// What came of the work on one segment; from `#[segmented_lock]`, on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "it may be dry"]
-pub enum Take<T> {
+pub enum SegmentOutcome<T> {
     /// It is done; no other segment is tried.
     Done(T),
     /// This segment had nothing; the next one is tried.
     Dry,
 }
 
-impl<T> Take<T> {
+impl<T> SegmentOutcome<T> {
     /// The value, if it is done: `take(sku).await?.done().ok_or(SoldOut)`.
     pub fn done(self) -> Option<T> {
         match self {
-            Take::Done(value) => Some(value),
-            Take::Dry => None,
+            SegmentOutcome::Done(value) => Some(value),
+            SegmentOutcome::Dry => None,
         }
     }
 }
@@ -229,7 +229,7 @@ impl SegmentedLock {
     }
 
     /// Runs the body under the lock of a segment, and on the next one for as long
-    /// as it says [`Take::Dry`]. `None`: every segment was dry.
+    /// as it says [`SegmentOutcome::Dry`]. `None`: every segment was dry.
     ///
     /// The body stops at its next await if the lock is lost; inside it, asking for
     /// the same key again goes through.
@@ -237,14 +237,14 @@ impl SegmentedLock {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// use dlock_segment::{SegmentedLock, Take};
+    /// use dlock_segment::{SegmentedLock, SegmentOutcome};
     ///
     /// let stock = SegmentedLock::new(&dlock, "stock:7", 4);
     /// let taken = tokio::spawn(async move {
     ///     stock
-    ///         .take(|segment, _guard| async move {
+    ///         .run(|segment, _guard| async move {
     ///             let has_stock = segment.index() == 2;
-    ///             Ok::<_, dlock::Error>(if has_stock { Take::Done("a phone") } else { Take::Dry })
+    ///             Ok::<_, dlock::Error>(if has_stock { SegmentOutcome::Done("a phone") } else { SegmentOutcome::Dry })
     ///         })
     ///         .await
     /// });
@@ -258,18 +258,18 @@ impl SegmentedLock {
     ///
     /// # Cancel safety
     /// Dropping it drops the body at its await and releases the lock.
-    pub async fn take<T, E, F, B>(&self, mut body: F) -> Result<Option<T>, E>
+    pub async fn run<T, E, F, B>(&self, mut body: F) -> Result<Option<T>, E>
     where
         F: FnMut(Segment, Arc<Guard>) -> B,
-        B: Future<Output = Result<Take<T>, E>>,
+        B: Future<Output = Result<SegmentOutcome<T>, E>>,
         E: From<Error>,
     {
         let mut segments = self.pick();
         while let Some((segment, guard)) = segments.next().await? {
             let guard = Arc::new(guard);
             match guard.run(body(segment, guard.clone())).await?? {
-                Take::Done(value) => return Ok(Some(value)),
-                Take::Dry => segments.dry(),
+                SegmentOutcome::Done(value) => return Ok(Some(value)),
+                SegmentOutcome::Dry => segments.dry(),
             }
         }
         Ok(None)

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock::{Dlock, ErrorKind, Guard, State, testing};
-use dlock_segment::{SegmentedLock, Take};
+use dlock_segment::{SegmentOutcome, SegmentedLock};
 use dlock_testkit::redis::{RedisServer, TTL, client};
 
 /// Two clients of one store, and its server.
@@ -223,7 +223,7 @@ async fn the_closure_form_excludes_per_segment_and_can_be_spawned(place: Place) 
             let (stock, inside, left) = (stock.clone(), inside.clone(), left.clone());
             tokio::spawn(async move {
                 stock
-                    .take(|segment, _guard| {
+                    .run(|segment, _guard| {
                         let (inside, left) = (inside.clone(), left.clone());
                         async move {
                             let here = &inside[segment.index()];
@@ -233,7 +233,9 @@ async fn the_closure_form_excludes_per_segment_and_can_be_spawned(place: Place) 
                                 n.checked_sub(1)
                             });
                             here.fetch_sub(1, Ordering::SeqCst);
-                            Ok::<_, dlock::Error>(took.map_or(Take::Dry, Take::Done))
+                            Ok::<_, dlock::Error>(
+                                took.map_or(SegmentOutcome::Dry, SegmentOutcome::Done),
+                            )
                         }
                     })
                     .await
@@ -258,7 +260,7 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
         assert!(guard.token().get() > before, "a stale holder is told by its token");
         async {
             std::future::pending::<()>().await;
-            Ok::<_, dlock::Error>(Take::Done(()))
+            Ok::<_, dlock::Error>(SegmentOutcome::Done(()))
         }
     };
     let breaking = async {
@@ -266,7 +268,7 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let (lost, ()) = tokio::join!(stock.take(for_ever), breaking);
+    let (lost, ()) = tokio::join!(stock.run(for_ever), breaking);
     assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
 
     if let Some(server) = &server {
@@ -278,7 +280,7 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
             server.pause();
         };
         let brief = stock.clone().ttl(TTL);
-        let (lost, ()) = tokio::join!(brief.take(for_ever), silence);
+        let (lost, ()) = tokio::join!(brief.run(for_ever), silence);
         assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
         server.resume();
     }
@@ -286,15 +288,15 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
     let panicking = stock.clone();
     let panicked = tokio::spawn(async move {
         let body = |_, _| async { panic!("in the body") };
-        panicking.take::<(), dlock::Error, _, _>(body).await
+        panicking.run::<(), dlock::Error, _, _>(body).await
     });
     assert!(panicked.await.unwrap_err().is_panic());
     for millis in [0, 1, 5, 50] {
         let patience = Duration::from_millis(millis);
-        assert!(tokio::time::timeout(patience, stock.take(for_ever)).await.is_err());
+        assert!(tokio::time::timeout(patience, stock.run(for_ever)).await.is_err());
         // And one that waits for another.
         let held = elsewhere.pick().next().await.unwrap().expect("it is free again");
-        assert!(tokio::time::timeout(patience, stock.take(for_ever)).await.is_err());
+        assert!(tokio::time::timeout(patience, stock.run(for_ever)).await.is_err());
         drop(held);
     }
     let held = elsewhere.pick().next().await.unwrap();

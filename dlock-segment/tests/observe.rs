@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{is_sold_out, taken};
 use dlock::{Key, key};
-use dlock_segment::{Error, Inventory, SegmentedLock, Take};
+use dlock_segment::{Error, Inventory, SegmentOutcome, SegmentedLock};
 use dlock_testkit::redis::RedisServer;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
@@ -70,7 +70,8 @@ async fn metrics_and_traces() {
     let email = "secret@example.org";
     let stock = SegmentedLock::new(&dlock, key!("stock:{email}"), 3);
     let all_dry = async |stock: &SegmentedLock| {
-        let dry = stock.take(|_, _| async { Ok::<_, dlock::Error>(Take::<()>::Dry) }).await;
+        let dry =
+            stock.run(|_, _| async { Ok::<_, dlock::Error>(SegmentOutcome::<()>::Dry) }).await;
         assert_eq!(dry.unwrap(), None);
     };
     all_dry(&stock).await;
@@ -91,7 +92,7 @@ async fn metrics_and_traces() {
     sale.deduct(1).send().await.unwrap();
     let conflict = sale.deduct(5).operation("secret-order").buyer("secret-buyer").send().await;
     assert!(matches!(conflict, Err(Error::Conflict(_))));
-    let throttled = sale.clone().admit_per_process(1).unwrap();
+    let throttled = sale.clone().rate_limit_per_process(1).unwrap();
     while throttled.deduct(1).send().await.is_ok() {}
     drop(receipt);
     // The name of a sale may be its text.

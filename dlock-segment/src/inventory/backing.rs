@@ -45,7 +45,7 @@ pub(super) fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
     }
     let name = dlock.capabilities().name;
     Err(Error::Store(
-        dlock::Error::new(dlock::ErrorKind::Unsupported, dlock::Operation::Stock)
+        dlock::Error::new(dlock::ErrorKind::Unsupported, dlock::Operation::Inventory)
             .saying(format!("{name}:// keeps no stock; memory:// and redis:// do")),
     ))
 }
@@ -71,7 +71,7 @@ where
 pub(super) fn only_looked(error: Error) -> Error {
     match error {
         Error::Unknown(_) => Error::Store(
-            dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Stock)
+            dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
                 .saying("the store did not answer, or not in words known here"),
         ),
         error => error,

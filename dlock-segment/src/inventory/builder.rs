@@ -18,7 +18,7 @@ const MAX_JOURNAL: u64 = 1 << 40;
 /// Puts a sale together: [`Inventory::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is made until create() is awaited"]
-pub struct Builder {
+pub struct InventoryBuilder {
     dlock: Dlock,
     key: dlock::Result<Key>,
     stock: u64,
@@ -32,9 +32,9 @@ pub struct Builder {
     sold_out_for: Option<Duration>,
 }
 
-impl Builder {
+impl InventoryBuilder {
     pub(super) fn new(dlock: &Dlock, key: dlock::Result<Key>) -> Self {
-        Builder {
+        InventoryBuilder {
             dlock: dlock.clone(),
             key,
             stock: 0,
@@ -94,8 +94,8 @@ impl Builder {
         self
     }
 
-    /// As [`Inventory::admit_per_process`].
-    pub fn admit_per_process(mut self, per_second: u32) -> Self {
+    /// As [`Inventory::rate_limit_per_process`].
+    pub fn rate_limit_per_process(mut self, per_second: u32) -> Self {
         self.rate = Some(per_second);
         self
     }
@@ -132,7 +132,7 @@ impl Builder {
             sale = sale.sold_out_for(age);
         }
         match self.rate {
-            Some(rate) => sale.admit_per_process(rate),
+            Some(rate) => sale.rate_limit_per_process(rate),
             None => Ok(sale),
         }
     }

@@ -139,7 +139,7 @@ impl Drop for Sender {
 /// What was not sent yet is certainly not applied.
 fn driver_ended() -> Error {
     Error::Store(
-        dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Stock)
+        dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
             .saying("the client's driver has ended"),
     )
 }
@@ -147,7 +147,7 @@ fn driver_ended() -> Error {
 fn overloaded() -> Error {
     let pending = LIMITS.pending;
     Error::Store(
-        dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Stock)
+        dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Inventory)
             .saying(format!("{pending} requests of this sale wait to be sent; shed load")),
     )
 }

@@ -71,13 +71,15 @@ macro_rules! who_options {
 /// A deduction: [`Inventory::deduct`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is taken until send() is awaited"]
-pub struct Deduct<'a> {
+pub struct DeductRequest<'a> {
     who: Who<'a>,
 }
 
-impl<'a> Deduct<'a> {
+impl<'a> DeductRequest<'a> {
     pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
-        Deduct { who: Who { sale, quantity, operation: None, buyer: None, first_try: false } }
+        DeductRequest {
+            who: Who { sale, quantity, operation: None, buyer: None, first_try: false },
+        }
     }
 
     who_options!();
@@ -120,15 +122,15 @@ fn opens_in(glance: &Glance) -> Duration {
 /// A reservation to be made: [`Inventory::reserve`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is reserved until send() is awaited"]
-pub struct Reserve<'a> {
+pub struct ReserveRequest<'a> {
     who: Who<'a>,
     expires_in: Duration,
 }
 
-impl<'a> Reserve<'a> {
+impl<'a> ReserveRequest<'a> {
     pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
         let who = Who { sale, quantity, operation: None, buyer: None, first_try: false };
-        Reserve { who, expires_in: RESERVED_FOR }
+        ReserveRequest { who, expires_in: RESERVED_FOR }
     }
 
     who_options!();
@@ -142,10 +144,10 @@ impl<'a> Reserve<'a> {
     /// Reserves the units. They need an operation id, to be confirmed by.
     ///
     /// # Errors
-    /// As [`Deduct::send`].
+    /// As [`DeductRequest::send`].
     ///
     /// # Cancel safety
-    /// As [`Deduct::send`]; what nobody confirms expires.
+    /// As [`DeductRequest::send`]; what nobody confirms expires.
     pub async fn send(self) -> Result<Reservation> {
         let (quantity, operation, buyer) = self.who.checked()?;
         let expires_in = checked_millis("the time of a reservation", self.expires_in)?;
@@ -262,16 +264,16 @@ fn state_of(record: &Record) -> Option<HoldState> {
 /// A refund: [`Inventory::refund`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is given back until send() is awaited"]
-pub struct Refunding<'a> {
+pub struct RefundRequest<'a> {
     sale: &'a Inventory,
     of: String,
     quantity: Option<u64>,
     operation: Option<String>,
 }
 
-impl<'a> Refunding<'a> {
+impl<'a> RefundRequest<'a> {
     pub(super) fn new(sale: &'a Inventory, of: &str) -> Self {
-        Refunding { sale, of: of.to_owned(), quantity: None, operation: None }
+        RefundRequest { sale, of: of.to_owned(), quantity: None, operation: None }
     }
 
     /// How many units; without it, all that are left.
@@ -326,15 +328,15 @@ impl<'a> Refunding<'a> {
 /// More units: [`Inventory::restock`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is added until send() is awaited"]
-pub struct Restock<'a> {
+pub struct RestockRequest<'a> {
     sale: &'a Inventory,
     quantity: u64,
     operation: Option<String>,
 }
 
-impl<'a> Restock<'a> {
+impl<'a> RestockRequest<'a> {
     pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
-        Restock { sale, quantity, operation: None }
+        RestockRequest { sale, quantity, operation: None }
     }
 
     /// The id under which this happens once.

@@ -68,7 +68,7 @@ async fn the_flag_falls_however_units_return(place: Place) {
 }
 
 async fn throttled(place: Place) {
-    let sale = place.sale(1_000, 1).await.admit_per_process(1).unwrap();
+    let sale = place.sale(1_000, 1).await.rate_limit_per_process(1).unwrap();
     let mut refused = 0;
     for _ in 0..20 {
         match sale.deduct(1).send().await {
