@@ -12,7 +12,7 @@
 //!                 }
 //!                 segments.dry();
 //!             }
-//!             Ok(None) => return Takes::dry(),
+//!             Ok(None) => return MayBeDry::dry(),
 //!             Err(error) => break error,
 //!         }
 //!     },
@@ -235,7 +235,7 @@ impl Plan {
     fn takes(&self, body: &Body, call: &TokenStream) -> TokenStream {
         let (home, Body { output, output_span, .. }) = (&self.home, body);
         quote_spanned! {output_span.resolved_at(Span::mixed_site())=>
-            <#output as #home::Takes>::#call
+            <#output as #home::MayBeDry>::#call
         }
     }
 }
