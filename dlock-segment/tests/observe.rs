@@ -109,21 +109,21 @@ async fn metrics_and_traces() {
         ("dlock_segment_dry_total lock=unnamed", 1),
         ("dlock_acquired_total lock=stock:{email}", 3),
         ("dlock_acquired_total lock=hot", 3),
-        ("dlock_stock_answers_total sale=sale:{email} answer=taken", 2),
-        ("dlock_stock_units_total sale=sale:{email} effect=taken", 4),
-        ("dlock_stock_answers_total sale=sale:{email} answer=sold_out", 1),
-        ("dlock_stock_answers_total sale=sale:{email} answer=sold_out_in_front", 1),
-        ("dlock_stock_units_total sale=sale:{email} effect=reserved", 5),
-        ("dlock_stock_units_total sale=sale:{email} effect=confirmed", 5),
-        ("dlock_stock_units_total sale=sale:{email} effect=refunded", 1),
-        ("dlock_stock_answers_total sale=sale:{email} answer=conflict", 1),
-        ("dlock_stock_answers_total sale=sale:{email} answer=throttled", 1),
-        ("dlock_stock_units_total sale=nightly effect=taken", 1),
-        ("dlock_stock_units_total sale=unnamed effect=taken", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=taken", 2),
+        ("dlock_inventory_units_total inventory=sale:{email} effect=taken", 4),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=sold_out", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=sold_out_cached", 1),
+        ("dlock_inventory_units_total inventory=sale:{email} effect=reserved", 5),
+        ("dlock_inventory_units_total inventory=sale:{email} effect=confirmed", 5),
+        ("dlock_inventory_units_total inventory=sale:{email} effect=refunded", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=conflict", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=throttled", 1),
+        ("dlock_inventory_units_total inventory=nightly effect=taken", 1),
+        ("dlock_inventory_units_total inventory=unnamed effect=taken", 1),
     ] {
         assert_eq!(counted.get(name), Some(&count), "{name} in {counted:#?}");
     }
-    let paused = counted.get("dlock_stock_answers_total sale=sale:{email} answer=paused");
+    let paused = counted.get("dlock_inventory_answers_total inventory=sale:{email} answer=paused");
     assert!(paused.is_some_and(|paused| *paused >= 2), "{counted:#?}");
     unknown(&snapshotter).await;
 
@@ -131,11 +131,11 @@ async fn metrics_and_traces() {
     for line in [
         "DEBUG dlock::segment: dry key=\"stock:{email}\" segment=",
         "DEBUG dlock::segment: dry key=\"hot\" segment=",
-        "DEBUG dlock::stock: answered sale=\"sale:{email}\" answer=\"taken\" available=6",
-        "DEBUG dlock::stock: answered sale=\"sale:{email}\" answer=\"sold_out_in_front\"",
-        "DEBUG dlock::stock: answered sale=\"sale:{email}\" answer=\"throttled\"",
-        " INFO dlock::stock: changed sale=\"sale:{email}\" change=Pause",
-        " WARN dlock::stock: unknown sale=\"gone:{email}\" error=",
+        "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"taken\" available=6",
+        "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"sold_out_cached\"",
+        "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"throttled\"",
+        " INFO dlock::inventory: changed inventory=\"sale:{email}\" change=Pause",
+        " WARN dlock::inventory: unknown inventory=\"gone:{email}\" error=",
     ] {
         assert!(traced.contains(line), "{line} is not in\n{traced}");
     }
@@ -154,7 +154,7 @@ async fn unknown(snapshotter: &Snapshotter) {
     let unknown = sale.deduct(1).send().await;
     assert!(matches!(unknown, Err(Error::Unknown(None))), "{unknown:?}");
     let counted = counters(snapshotter);
-    assert_eq!(counted.get("dlock_stock_unknown_total sale=gone:{email}"), Some(&1));
+    assert_eq!(counted.get("dlock_inventory_unknown_total inventory=gone:{email}"), Some(&1));
     server.resume();
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     common::eventually("it says that it has no memory", async || {
@@ -162,6 +162,6 @@ async fn unknown(snapshotter: &Snapshotter) {
     })
     .await;
     let counted = counters(snapshotter);
-    let failed = "dlock_stock_failed_total sale=gone:{email} kind=Unavailable";
+    let failed = "dlock_inventory_failed_total inventory=gone:{email} kind=Unavailable";
     assert!(counted.get(failed).is_some_and(|failed| *failed > 0), "{counted:#?}");
 }

@@ -39,7 +39,7 @@ impl Who<'_> {
         front.admit().inspect_err(|_| observe::in_front(key, "throttled"))?;
         let may_know = self.operation.is_none() || self.first_try;
         let sold_out = may_know.then(|| front.sold_out(self.quantity)).flatten();
-        Ok(sold_out.inspect(|_| observe::in_front(key, "sold_out_in_front")))
+        Ok(sold_out.inspect(|_| observe::in_front(key, "sold_out_cached")))
     }
 }
 
