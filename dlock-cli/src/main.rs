@@ -6,13 +6,13 @@
 
 mod bench;
 mod breaking;
+mod inventory;
 mod keys;
 mod output;
 mod report;
 mod run;
 mod sale;
 mod status;
-mod stock;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -67,7 +67,8 @@ enum Command {
     Ls(keys::Ls),
     Show(keys::Show),
     Break(breaking::Break),
-    Stock(stock::Stock),
+    #[command(visible_alias = "stock")]
+    Inventory(inventory::Inventory),
     Watch(watch::Watch),
     Health(keys::Health),
     Bench(bench::Bench),
@@ -115,7 +116,7 @@ impl Command {
     async fn run(self, common: &Common) -> Result<u8> {
         match self {
             Command::Sale(sale) => sale.run(common).await.map(|()| 0),
-            Command::Stock(stock) => stock.run(common).await,
+            Command::Inventory(inventory) => inventory.run(common).await,
             Command::Run(run) => run.run(common).await,
             Command::Ls(ls) => ls.run(common).await.map(|()| 0),
             Command::Show(show) => show.run(common).await.map(|()| 0),
