@@ -6,12 +6,12 @@
 //!   never below zero, each operation once, many requests in few round trips.
 
 mod attribute;
-mod dry;
+
 mod error;
 mod inventory;
 mod lock;
 mod observe;
-mod plant;
+mod planted_bug;
 #[doc(hidden)]
 pub mod store;
 
@@ -24,7 +24,7 @@ pub use inventory::{
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments};
 #[doc(hidden)]
-pub use plant::Plant;
+pub use planted_bug::{Bug, PlantedBug};
 pub use store::{Durability, Effect, Entry};
 
 #[cfg(feature = "macros")]

@@ -27,7 +27,7 @@ use dlock::Key;
 
 use crate::error::{Error, Result};
 use crate::lock::Segment;
-use crate::store::{Answer, Change, Fate, Glance};
+use crate::store::{Answer, Change, Snapshot, Status};
 
 /// A segment of a lock had nothing.
 pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
@@ -40,13 +40,13 @@ pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
         .increment(1);
 }
 
-/// The store answered, or did not. Who only looks has no effect that counts.
-pub(crate) fn answered(key: &Key, answered: &Result<(Glance, Answer)>, only_looks: bool) {
+/// The store answered, or did not. UnitRequest only looks has no effect that counts.
+pub(crate) fn answered(key: &Key, answered: &Result<(Snapshot, Answer)>, only_looks: bool) {
     match answered {
-        Ok((glance, answer)) => {
+        Ok((snapshot, answer)) => {
             tracing::debug!(
                 target: "dlock::inventory",
-                inventory = key.label(), answer = word(answer), available = glance.available, "answered"
+                inventory = key.label(), answer = word(answer), available = snapshot.available, "answered"
             );
         }
         Err(error @ Error::Unknown(_)) => {
@@ -63,7 +63,7 @@ pub(crate) fn answered(key: &Key, answered: &Result<(Glance, Answer)>, only_look
 }
 
 /// Answered without asking the store.
-pub(crate) fn in_front(key: &Key, answer: &'static str) {
+pub(crate) fn answered_locally(key: &Key, answer: &'static str) {
     tracing::debug!(target: "dlock::inventory", inventory = key.label(), answer, "answered");
     #[cfg(feature = "metrics")]
     count_answer(template(key), answer);
@@ -75,15 +75,15 @@ pub(crate) fn changed(key: &Key, change: &Change) {
 
 fn word(answer: &Answer) -> &'static str {
     match answer {
-        Answer::Found(record) => match record.fate {
-            Fate::Taken => "taken",
-            Fate::Reserved => "reserved",
-            Fate::Confirmed => "confirmed",
-            Fate::Cancelled => "cancelled",
-            Fate::Expired => "expired",
-            Fate::Refund => "refunded",
-            Fate::Restock => "restocked",
-            Fate::Tombstone => "refused",
+        Answer::Found(record) => match record.status {
+            Status::Taken => "taken",
+            Status::Reserved => "reserved",
+            Status::Confirmed => "confirmed",
+            Status::Cancelled => "cancelled",
+            Status::Expired => "expired",
+            Status::Refund => "refunded",
+            Status::Restock => "restocked",
+            Status::Tombstone => "refused",
         },
         Answer::Absent => "absent",
         Answer::SoldOut => "sold_out",
@@ -106,7 +106,7 @@ fn count_answer(inventory: &'static str, answer: &'static str) {
 }
 
 #[cfg(feature = "metrics")]
-fn count(key: &Key, answered: &Result<(Glance, Answer)>, only_looks: bool) {
+fn count(key: &Key, answered: &Result<(Snapshot, Answer)>, only_looks: bool) {
     use metrics::counter;
 
     let inventory = template(key);

@@ -265,8 +265,10 @@ async fn tampering_is_named_by_the_audit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_rights_suffice() {
     let Some(server) = RedisServer::start() else { return };
-    let rights =
-        concat!(include_str!("../../docs/redis.acl"), include_str!("../../docs/redis-inventory.acl"));
+    let rights = concat!(
+        include_str!("../../docs/redis.acl"),
+        include_str!("../../docs/redis-inventory.acl")
+    );
     let rights = rights.lines().filter(|line| !line.starts_with('#'));
     let mut command = vec!["ACL", "SETUSER", "seller", "on", ">horse"];
     command.extend(rights.flat_map(str::split_whitespace));

@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::Place;
 use dlock_segment::store::memory::Memory;
 use dlock_segment::{
-    Deduction, Error, HoldState, Inventory, Plant, Receipt, Refund, Reservation, Resolved,
+    Bug, Deduction, Error, HoldState, Inventory, Receipt, Refund, Reservation, Resolved,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -378,7 +378,7 @@ async fn random_operations(place: Place) {
     }
 }
 
-fn planted(bug: Plant) -> Place {
+fn planted(bug: Bug) -> Place {
     let place = Place::memory().expect("it is embedded");
     Memory::new(place.dlock.client_extension()).expect("embedded").plant(bug);
     place
@@ -386,7 +386,7 @@ fn planted(bug: Plant) -> Place {
 
 #[tokio::test]
 async fn planted_bugs_are_found() {
-    for bug in Plant::ALL.into_iter().filter(|bug| *bug != Plant::ReadThenWrite) {
+    for bug in Bug::ALL.into_iter().filter(|bug| *bug != Bug::ReadThenWrite) {
         let place = planted(bug);
         let mut found = None;
         for seed in 0..200 {
@@ -425,6 +425,6 @@ async fn a_count_read_then_written_is_found() {
         }
         false
     };
-    assert!(oversold(planted(Plant::ReadThenWrite)).await, "the bug was not found");
+    assert!(oversold(planted(Bug::ReadThenWrite)).await, "the bug was not found");
     assert!(!oversold(Place::memory().expect("it is embedded")).await);
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::store::home::cut;
-use crate::store::{Counts, Cursor, Fate, Id, Record, Sale, Store, View};
+use crate::store::{Counts, Cursor, Id, InventoryId, Record, Status, Store, View};
 
 /// How often a sale that moves is counted again.
 const TRIES: usize = 5;
@@ -63,27 +63,27 @@ pub struct Disagreement {
     pub what: String,
 }
 
-pub(super) async fn of(store: &dyn Store, sale: &Sale) -> Result<Audit> {
+pub(super) async fn of(store: &dyn Store, inventory: &InventoryId) -> Result<Audit> {
     let mut tries = 0;
     loop {
-        let (before, counts) = store.counts(sale).await?;
+        let (before, counts) = store.counts(inventory).await?;
         let mut records: HashMap<Id, Option<Record>> = HashMap::new();
         let mut buyers: HashMap<Id, u64> = HashMap::new();
         let mut from = Some(Cursor::default());
         while let Some(cursor) = from {
-            let page = store.records(sale, cursor).await?;
+            let page = store.records(inventory, cursor).await?;
             for (id, record) in page.records {
                 records.entry(id).or_insert(record); // the newer comes first
             }
             buyers.extend(page.buyers);
             from = page.next;
         }
-        let (after, _) = store.counts(sale).await?;
+        let (after, _) = store.counts(inventory).await?;
         tries += 1;
         let seen = |view: &View| (view.changes, view.next_expiry, view.has_all_records());
         let exact = seen(&before) == seen(&after);
         if exact || tries == TRIES {
-            let sizes = store.sizes(sale).await?;
+            let sizes = store.sizes(inventory).await?;
             return Ok(Count { view: before, counts, records, buyers, sizes, exact }.audit());
         }
     }
@@ -158,19 +158,19 @@ impl Count {
                 continue;
             };
             let total: u64 = record.parts.iter().map(|(_, quantity)| quantity).sum();
-            let has_parts = !matches!(record.fate, Fate::Restock | Fate::Tombstone);
+            let has_parts = !matches!(record.status, Status::Restock | Status::Tombstone);
             if has_parts && total != record.quantity {
                 audit.wrong(
                     Some(id),
                     format!("its parts sum up to {total}, not {}", record.quantity),
                 );
             }
-            if record.fate == Fate::Refund
+            if record.status == Status::Refund
                 && let Some(of) = &record.whose
             {
                 *refunds.entry(of.clone()).or_default() += record.quantity;
             }
-            let held = record.fate == Fate::Reserved;
+            let held = record.status == Status::Reserved;
             let quantity = if held { record.quantity } else { record.sold() };
             if quantity == 0 {
                 continue;

@@ -7,7 +7,7 @@ use dlock::Dlock;
 use super::combiner::Combiner;
 use crate::error::{Error, Result};
 use crate::store::memory::{Memory, SharedHome};
-use crate::store::{Sale, Store};
+use crate::store::{InventoryId, Store};
 
 pub(super) enum Backing {
     /// Answers at once.
@@ -16,13 +16,13 @@ pub(super) enum Backing {
 }
 
 impl Backing {
-    pub(super) fn new(dlock: &Dlock, sale: &Sale) -> Result<Self> {
+    pub(super) fn new(dlock: &Dlock, inventory: &InventoryId) -> Result<Self> {
         if let Some(memory) = Memory::new(dlock.client_extension()) {
-            let home = memory.home(sale)?;
+            let home = memory.home(inventory)?;
             return Ok(Backing::Memory(memory, home));
         }
         let store = store(dlock)?;
-        let combiner = Combiner::new(store.clone(), dlock.client_extension(), sale.clone());
+        let combiner = Combiner::new(store.clone(), dlock.client_extension(), inventory.clone());
         Ok(Backing::Remote(store, Arc::new(combiner)))
     }
 
@@ -68,7 +68,7 @@ where
 }
 
 /// A call that changes nothing is not unknown but failed.
-pub(super) fn only_looked(error: Error) -> Error {
+pub(super) fn read_failed(error: Error) -> Error {
     match error {
         Error::Unknown(_) => Error::Store(
             dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)

@@ -127,13 +127,13 @@ impl InventoryBuilder {
             store.create(&name, &terms).await
         };
         let view = on_driver(&self.dlock, store, create).await?;
-        let mut sale = Inventory::of(&self.dlock, key, &view)?;
+        let mut inventory = Inventory::of(&self.dlock, key, &view)?;
         if let Some(age) = self.sold_out_for {
-            sale = sale.sold_out_for(age);
+            inventory = inventory.sold_out_for(age);
         }
         match self.rate {
-            Some(rate) => sale.rate_limit_per_process(rate),
-            None => Ok(sale),
+            Some(rate) => inventory.rate_limit_per_process(rate),
+            None => Ok(inventory),
         }
     }
 
@@ -162,7 +162,7 @@ impl InventoryBuilder {
 
 pub(super) fn checked_segments(segments: u32) -> Result<()> {
     if segments == 0 || segments > MAX_SEGMENTS {
-        return Err(Error::Invalid(format!("a sale has 1 to {MAX_SEGMENTS} segments")));
+        return Err(Error::Invalid(format!("an inventory has 1 to {MAX_SEGMENTS} segments")));
     }
     Ok(())
 }
@@ -171,7 +171,9 @@ pub(super) fn checked_segments(segments: u32) -> Result<()> {
 pub(super) fn window(opens: Option<SystemTime>, closes: Option<SystemTime>) -> Result<(u64, u64)> {
     let (opens, closes) = (opens.map_or(0, unix_millis), closes.map(unix_millis));
     if closes.is_some_and(|closes| closes <= opens) || closes.unwrap_or(opens) >= 1 << 53 {
-        return Err(Error::Invalid("the sale would close before it opens, or never open".into()));
+        return Err(Error::Invalid(
+            "the inventory would close before it opens, or never open".into(),
+        ));
     }
     Ok((opens, closes.unwrap_or(0)))
 }

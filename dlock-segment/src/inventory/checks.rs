@@ -58,9 +58,9 @@ pub(super) fn unexpected(answer: &Answer) -> Error {
             Error::NotFound("there is no such operation, or its retention is over".into())
         }
         Answer::BuyerMissing => {
-            Error::Invalid("the sale limits each buyer; name one with .buyer(..)".into())
+            Error::Invalid("the inventory limits each buyer; name one with .buyer(..)".into())
         }
-        Answer::Overflow => Error::Invalid("the sale would have 2^53 units or more".into()),
+        Answer::Overflow => Error::Invalid("the inventory would have 2^53 units or more".into()),
         Answer::Unreadable => Error::Conflict(
             "what is kept of this operation cannot be read, so nothing was changed; audit() names it; was it written by a newer version?"
                 .into(),

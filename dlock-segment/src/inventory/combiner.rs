@@ -14,7 +14,7 @@ use dlock::extension::{BatchLimits, BatchQueue, ClientExtension, Full, Priority,
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::store::{Answer, Ask, Glance, Sale, Store};
+use crate::store::{Answer, InventoryId, Request, Snapshot, Store};
 
 const LIMITS: BatchLimits = BatchLimits {
     // One call is worked on while the other travels.
@@ -28,13 +28,13 @@ const LIMITS: BatchLimits = BatchLimits {
 pub(crate) struct Combiner {
     store: Arc<dyn Store>,
     extension: ClientExtension,
-    sale: Sale,
+    inventory: InventoryId,
     queue: Arc<BatchQueue<Pending>>,
 }
 
 /// A request that waits for a batch.
 struct Pending {
-    ask: Ask,
+    request: Request,
     reply: Arc<Reply>,
 }
 
@@ -45,24 +45,28 @@ struct Reply(Mutex<ReplyState>);
 #[derive(Default)]
 struct ReplyState {
     waker: Option<Waker>,
-    answer: Option<Result<(Glance, Answer)>>,
+    answer: Option<Result<(Snapshot, Answer)>>,
     /// Nobody waits for the answer any more.
     abandoned: bool,
 }
 
 impl Combiner {
-    pub(crate) fn new(store: Arc<dyn Store>, extension: ClientExtension, sale: Sale) -> Self {
-        Combiner { store, extension, sale, queue: BatchQueue::new(LIMITS) }
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        extension: ClientExtension,
+        inventory: InventoryId,
+    ) -> Self {
+        Combiner { store, extension, inventory, queue: BatchQueue::new(LIMITS) }
     }
 
     /// Sends a request along with others.
     pub(crate) fn send(
         self: &Arc<Self>,
-        ask: Ask,
-    ) -> impl Future<Output = Result<(Glance, Answer)>> + use<> {
+        request: Request,
+    ) -> impl Future<Output = Result<(Snapshot, Answer)>> + use<> {
         let reply = Arc::<Reply>::default();
-        let weight = ask.weight();
-        match self.queue.push(Pending { ask, reply: reply.clone() }, weight, Priority::Normal) {
+        let weight = request.weight();
+        match self.queue.push(Pending { request, reply: reply.clone() }, weight, Priority::Normal) {
             Ok(None) => {}
             Ok(Some(slot)) => {
                 let sender = Sender { combiner: self.clone(), finished: false };
@@ -81,20 +85,21 @@ impl Combiner {
     }
 
     async fn make(&self, mut batch: Unanswered) {
-        while !batch.asks.is_empty() {
-            match self.store.apply(&self.sale, &batch.asks).await {
+        while !batch.requests.is_empty() {
+            match self.store.apply(&self.inventory, &batch.requests).await {
                 Ok((view, answers)) => {
-                    let glance = Glance::from(&view);
+                    let snapshot = Snapshot::from(&view);
                     // Those who are to ask again do so at once: each call gives
                     // back some more of what expired.
-                    let asks = std::mem::take(&mut batch.asks);
+                    let requests = std::mem::take(&mut batch.requests);
                     let replies = std::mem::take(&mut batch.replies);
-                    for ((ask, reply), answer) in asks.into_iter().zip(replies).zip(answers) {
+                    for ((request, reply), answer) in requests.into_iter().zip(replies).zip(answers)
+                    {
                         if answer == Answer::Again {
-                            batch.asks.push(ask);
+                            batch.requests.push(request);
                             batch.replies.push(reply);
                         } else {
-                            reply.set(Ok((glance, answer)));
+                            reply.set(Ok((snapshot, answer)));
                         }
                     }
                 }
@@ -148,22 +153,22 @@ fn overloaded() -> Error {
     let pending = LIMITS.pending;
     Error::Store(
         dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Inventory)
-            .saying(format!("{pending} requests of this sale wait to be sent; shed load")),
+            .saying(format!("{pending} requests of this inventory wait to be sent; shed load")),
     )
 }
 
 /// A batch that was taken from the queue. Whoever is not answered when it is dropped
 /// hears that the outcome is unknown.
 struct Unanswered {
-    asks: Vec<Ask>,
+    requests: Vec<Request>,
     replies: Vec<Arc<Reply>>,
 }
 
 impl Unanswered {
     fn new(batch: &mut Vec<Pending>) -> Self {
         let wanted = batch.drain(..).filter(|pending| !pending.reply.0.lock().abandoned);
-        let (asks, replies) = wanted.map(|Pending { ask, reply }| (ask, reply)).unzip();
-        Unanswered { asks, replies }
+        let (requests, replies) = wanted.map(|Pending { request, reply }| (request, reply)).unzip();
+        Unanswered { requests, replies }
     }
 }
 
@@ -176,7 +181,7 @@ impl Drop for Unanswered {
 }
 
 impl Reply {
-    fn set(&self, answer: Result<(Glance, Answer)>) {
+    fn set(&self, answer: Result<(Snapshot, Answer)>) {
         let mut state = self.0.lock();
         state.answer = Some(answer);
         let waker = state.waker.take();
@@ -194,7 +199,7 @@ struct Sent {
 }
 
 impl Future for Sent {
-    type Output = Result<(Glance, Answer)>;
+    type Output = Result<(Snapshot, Answer)>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.reply.0.lock();

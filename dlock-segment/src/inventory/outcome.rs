@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::{Fate, Glance, Parts, Record, View};
+use crate::store::{Parts, Record, Snapshot, Status, View};
 
 /// Proof of an effect: of a deduction, a reservation, a refund or a restock.
 /// Survives a resize of the sale; the same operation gives the same again.
@@ -39,10 +39,10 @@ pub(crate) struct SoldOut {
 }
 
 impl SoldOut {
-    pub(crate) fn of(glance: &Glance) -> Self {
-        let left = glance.next_expiry.saturating_sub(glance.now);
-        let next_expiry = (glance.next_expiry != 0).then(|| Duration::from_millis(left));
-        SoldOut { reserved: glance.reserved, next_expiry }
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        let left = snapshot.next_expiry.saturating_sub(snapshot.now);
+        let next_expiry = (snapshot.next_expiry != 0).then(|| Duration::from_millis(left));
+        SoldOut { reserved: snapshot.reserved, next_expiry }
     }
 }
 
@@ -116,10 +116,10 @@ pub struct Hold {
 
 impl Hold {
     pub(crate) fn of(id: String, record: Record) -> Self {
-        let state = match record.fate {
-            Fate::Confirmed => HoldState::Confirmed,
-            Fate::Cancelled => HoldState::Cancelled,
-            Fate::Expired => HoldState::Expired,
+        let state = match record.status {
+            Status::Confirmed => HoldState::Confirmed,
+            Status::Cancelled => HoldState::Cancelled,
+            Status::Expired => HoldState::Expired,
             _ => HoldState::Open,
         };
         Hold { expires_at: record.expires, state, receipt: Receipt::of(Some(id), record) }
@@ -181,12 +181,12 @@ pub enum Resolved {
 
 impl Resolved {
     pub(crate) fn of(id: String, record: Record) -> Self {
-        match record.fate {
-            Fate::Taken => Resolved::Taken(Receipt::of(Some(id), record)),
-            Fate::Refund => Resolved::Refunded(Receipt::of(Some(id), record)),
-            Fate::Restock => Resolved::Restocked(Receipt::of(Some(id), record)),
-            Fate::Tombstone => Resolved::NotApplied,
-            Fate::Reserved | Fate::Confirmed | Fate::Cancelled | Fate::Expired => {
+        match record.status {
+            Status::Taken => Resolved::Taken(Receipt::of(Some(id), record)),
+            Status::Refund => Resolved::Refunded(Receipt::of(Some(id), record)),
+            Status::Restock => Resolved::Restocked(Receipt::of(Some(id), record)),
+            Status::Tombstone => Resolved::NotApplied,
+            Status::Reserved | Status::Confirmed | Status::Cancelled | Status::Expired => {
                 Resolved::Reserved(Hold::of(id, record))
             }
         }

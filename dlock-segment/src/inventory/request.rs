@@ -7,22 +7,22 @@ use super::outcome::SoldOut;
 use super::{Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation};
 use crate::error::{Error, Result};
 use crate::observe;
-use crate::store::{Answer, Ask, Fate, Glance, Id, Record};
+use crate::store::{Answer, Id, Record, Request, Snapshot, Status};
 
 /// How long a reservation lasts, unless set otherwise.
 const RESERVED_FOR: Duration = Duration::from_secs(15 * 60);
 
-/// Who asks for units, under which id.
+/// UnitRequest asks for units, under which id.
 #[derive(Clone, Debug)]
-struct Who<'a> {
-    sale: &'a Inventory,
+struct UnitRequest<'a> {
+    inventory: &'a Inventory,
     quantity: u64,
     operation: Option<String>,
     buyer: Option<String>,
     first_try: bool,
 }
 
-impl Who<'_> {
+impl UnitRequest<'_> {
     fn checked(&self) -> Result<(u64, Option<Id>, Option<Id>)> {
         let quantity = checked_quantity("the quantity", self.quantity)?;
         let id = |what, id: &Option<String>| match id {
@@ -34,27 +34,28 @@ impl Who<'_> {
 
     /// What is answered without asking: "sold out", but not to one who may have
     /// bought already.
-    fn in_front(&self) -> Result<Option<SoldOut>> {
-        let (front, key) = (&self.sale.shared.front, &self.sale.shared.sale.key);
-        front.admit().inspect_err(|_| observe::in_front(key, "throttled"))?;
+    fn local_answer(&self) -> Result<Option<SoldOut>> {
+        let (admission, key) =
+            (&self.inventory.shared.admission, &self.inventory.shared.inventory.key);
+        admission.admit().inspect_err(|_| observe::answered_locally(key, "throttled"))?;
         let may_know = self.operation.is_none() || self.first_try;
-        let sold_out = may_know.then(|| front.sold_out(self.quantity)).flatten();
-        Ok(sold_out.inspect(|_| observe::in_front(key, "sold_out_cached")))
+        let sold_out = may_know.then(|| admission.sold_out(self.quantity)).flatten();
+        Ok(sold_out.inspect(|_| observe::answered_locally(key, "sold_out_cached")))
     }
 }
 
 /// Writes the options of a request for units.
-macro_rules! who_options {
+macro_rules! unit_request_options {
     () => {
         /// The id under which this happens once, whoever sends it however often.
         pub fn operation(mut self, id: impl Into<String>) -> Self {
-            self.who.operation = Some(id.into());
+            self.units.operation = Some(id.into());
             self
         }
 
         /// For whom.
         pub fn buyer(mut self, id: impl Into<String>) -> Self {
-            self.who.buyer = Some(id.into());
+            self.units.buyer = Some(id.into());
             self
         }
 
@@ -62,7 +63,7 @@ macro_rules! who_options {
         /// "sold out" may be answered without a round trip. Without it a request
         /// with an id always asks: it may be the retry of somebody who bought.
         pub fn first_try(mut self) -> Self {
-            self.who.first_try = true;
+            self.units.first_try = true;
             self
         }
     };
@@ -72,17 +73,23 @@ macro_rules! who_options {
 #[derive(Clone, Debug)]
 #[must_use = "nothing is taken until send() is awaited"]
 pub struct DeductRequest<'a> {
-    who: Who<'a>,
+    units: UnitRequest<'a>,
 }
 
 impl<'a> DeductRequest<'a> {
-    pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
+    pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
         DeductRequest {
-            who: Who { sale, quantity, operation: None, buyer: None, first_try: false },
+            units: UnitRequest {
+                inventory,
+                quantity,
+                operation: None,
+                buyer: None,
+                first_try: false,
+            },
         }
     }
 
-    who_options!();
+    unit_request_options!();
 
     /// Takes the units.
     ///
@@ -95,19 +102,19 @@ impl<'a> DeductRequest<'a> {
     /// Dropped before it was sent, nothing happens; later, the units may be taken:
     /// under an id, [`Inventory::resolve`] or the same call again tells.
     pub async fn send(self) -> Result<Deduction> {
-        let (quantity, operation, buyer) = self.who.checked()?;
-        let sale = self.who.sale;
-        if let Some(sold_out) = self.who.in_front()? {
+        let (quantity, operation, buyer) = self.units.checked()?;
+        let inventory = self.units.inventory;
+        if let Some(sold_out) = self.units.local_answer()? {
             return Ok(Deduction::sold_out(sold_out));
         }
-        let ask = Ask::Deduct { quantity, operation: operation.clone(), buyer };
-        let (glance, answer) = sale.ask(ask, operation.as_ref()).await?;
+        let request = Request::Deduct { quantity, operation: operation.clone(), buyer };
+        let (snapshot, answer) = inventory.send(request, operation.as_ref()).await?;
         Ok(match answer {
-            Answer::Found(Record { fate: Fate::Tombstone, .. }) => Deduction::Refused,
-            Answer::Found(record) => Deduction::Taken(Receipt::of(self.who.operation, record)),
-            Answer::SoldOut => Deduction::sold_out(SoldOut::of(&glance)),
+            Answer::Found(Record { status: Status::Tombstone, .. }) => Deduction::Refused,
+            Answer::Found(record) => Deduction::Taken(Receipt::of(self.units.operation, record)),
+            Answer::SoldOut => Deduction::sold_out(SoldOut::of(&snapshot)),
             Answer::LimitReached => Deduction::LimitReached,
-            Answer::NotStarted => Deduction::NotStarted { opens_in: opens_in(&glance) },
+            Answer::NotStarted => Deduction::NotStarted { opens_in: opens_in(&snapshot) },
             Answer::Ended => Deduction::Ended,
             Answer::Paused => Deduction::Paused,
             other => return Err(unexpected(&other)),
@@ -115,25 +122,26 @@ impl<'a> DeductRequest<'a> {
     }
 }
 
-fn opens_in(glance: &Glance) -> Duration {
-    Duration::from_millis(glance.opens_at.saturating_sub(glance.now))
+fn opens_in(snapshot: &Snapshot) -> Duration {
+    Duration::from_millis(snapshot.opens_at.saturating_sub(snapshot.now))
 }
 
 /// A reservation to be made: [`Inventory::reserve`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is reserved until send() is awaited"]
 pub struct ReserveRequest<'a> {
-    who: Who<'a>,
+    units: UnitRequest<'a>,
     expires_in: Duration,
 }
 
 impl<'a> ReserveRequest<'a> {
-    pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
-        let who = Who { sale, quantity, operation: None, buyer: None, first_try: false };
-        ReserveRequest { who, expires_in: RESERVED_FOR }
+    pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
+        let units =
+            UnitRequest { inventory, quantity, operation: None, buyer: None, first_try: false };
+        ReserveRequest { units, expires_in: RESERVED_FOR }
     }
 
-    who_options!();
+    unit_request_options!();
 
     /// For how long; 15 minutes by default.
     pub fn expires_in(mut self, duration: Duration) -> Self {
@@ -149,24 +157,24 @@ impl<'a> ReserveRequest<'a> {
     /// # Cancel safety
     /// As [`DeductRequest::send`]; what nobody confirms expires.
     pub async fn send(self) -> Result<Reservation> {
-        let (quantity, operation, buyer) = self.who.checked()?;
+        let (quantity, operation, buyer) = self.units.checked()?;
         let expires_in = checked_millis("the time of a reservation", self.expires_in)?;
         let Some(operation) = operation else {
             return Err(Error::Invalid("a reservation needs an .operation(id)".into()));
         };
-        let sale = self.who.sale;
-        if let Some(sold_out) = self.who.in_front()? {
+        let inventory = self.units.inventory;
+        if let Some(sold_out) = self.units.local_answer()? {
             return Ok(Reservation::sold_out(sold_out));
         }
         let id = operation.clone();
-        let ask = Ask::Reserve { quantity, operation, buyer, expires_in };
-        let (glance, answer) = sale.ask(ask, Some(&id)).await?;
+        let request = Request::Reserve { quantity, operation, buyer, expires_in };
+        let (snapshot, answer) = inventory.send(request, Some(&id)).await?;
         Ok(match answer {
-            Answer::Found(Record { fate: Fate::Tombstone, .. }) => Reservation::Refused,
+            Answer::Found(Record { status: Status::Tombstone, .. }) => Reservation::Refused,
             Answer::Found(record) => Reservation::Held(Hold::of(id.to_string(), record)),
-            Answer::SoldOut => Reservation::sold_out(SoldOut::of(&glance)),
+            Answer::SoldOut => Reservation::sold_out(SoldOut::of(&snapshot)),
             Answer::LimitReached => Reservation::LimitReached,
-            Answer::NotStarted => Reservation::NotStarted { opens_in: opens_in(&glance) },
+            Answer::NotStarted => Reservation::NotStarted { opens_in: opens_in(&snapshot) },
             Answer::Ended => Reservation::Ended,
             Answer::Paused => Reservation::Paused,
             other => return Err(unexpected(&other)),
@@ -182,13 +190,13 @@ impl<'a> ReserveRequest<'a> {
 #[derive(Clone, Debug)]
 #[must_use = "it does nothing until one of its calls is awaited"]
 pub struct ReservationHandle<'a> {
-    sale: &'a Inventory,
+    inventory: &'a Inventory,
     operation: String,
 }
 
 impl<'a> ReservationHandle<'a> {
-    pub(super) fn new(sale: &'a Inventory, operation: &str) -> Self {
-        ReservationHandle { sale, operation: operation.to_owned() }
+    pub(super) fn new(inventory: &'a Inventory, operation: &str) -> Self {
+        ReservationHandle { inventory, operation: operation.to_owned() }
     }
 
     /// Sells what is reserved.
@@ -200,7 +208,7 @@ impl<'a> ReservationHandle<'a> {
     /// # Cancel safety
     /// It may have happened when it is dropped; so for the calls below.
     pub async fn confirm(&self) -> Result<HoldState> {
-        self.settle(|operation| Ask::Confirm { operation }).await
+        self.settle(|operation| Request::Confirm { operation }).await
     }
 
     /// Gives back what is reserved. Before the reservation came, it refuses it.
@@ -208,7 +216,7 @@ impl<'a> ReservationHandle<'a> {
     /// # Errors
     /// As [`confirm`](Self::confirm), but never `NotFound` for the operation.
     pub async fn cancel(&self) -> Result<HoldState> {
-        self.settle(|operation| Ask::Cancel { operation }).await
+        self.settle(|operation| Request::Cancel { operation }).await
     }
 
     /// Lets it last for `duration` from now, if that is longer than it would.
@@ -219,9 +227,10 @@ impl<'a> ReservationHandle<'a> {
     pub async fn extend(&self, duration: Duration) -> Result<HoldState> {
         let lasts = checked_millis("the time of a reservation", duration)?;
         let id = checked_id("operation id", &self.operation)?;
-        let (glance, _) = self.sale.ask(Ask::Look { operation: id.clone() }, Some(&id)).await?;
-        let until = glance.now + lasts;
-        self.settle(|operation| Ask::Extend { operation, until }).await
+        let (snapshot, _) =
+            self.inventory.send(Request::Look { operation: id.clone() }, Some(&id)).await?;
+        let until = snapshot.now + lasts;
+        self.settle(|operation| Request::Extend { operation, until }).await
     }
 
     /// The reservation as it stands.
@@ -230,7 +239,7 @@ impl<'a> ReservationHandle<'a> {
     /// As [`confirm`](Self::confirm).
     pub async fn look(&self) -> Result<Hold> {
         let id = checked_id("operation id", &self.operation)?;
-        match self.sale.ask(Ask::Look { operation: id.clone() }, Some(&id)).await? {
+        match self.inventory.send(Request::Look { operation: id.clone() }, Some(&id)).await? {
             (_, Answer::Found(record)) if state_of(&record).is_some() => {
                 Ok(Hold::of(id.to_string(), record))
             }
@@ -239,9 +248,9 @@ impl<'a> ReservationHandle<'a> {
         }
     }
 
-    async fn settle(&self, ask: impl FnOnce(Id) -> Ask) -> Result<HoldState> {
+    async fn settle(&self, request: impl FnOnce(Id) -> Request) -> Result<HoldState> {
         let id = checked_id("operation id", &self.operation)?;
-        match self.sale.ask(ask(id.clone()), Some(&id)).await? {
+        match self.inventory.send(request(id.clone()), Some(&id)).await? {
             (_, Answer::Found(record)) => {
                 state_of(&record).ok_or_else(|| unexpected(&Answer::Conflict))
             }
@@ -251,13 +260,13 @@ impl<'a> ReservationHandle<'a> {
 }
 
 fn state_of(record: &Record) -> Option<HoldState> {
-    Some(match record.fate {
-        Fate::Reserved => HoldState::Open,
-        Fate::Confirmed => HoldState::Confirmed,
-        Fate::Cancelled => HoldState::Cancelled,
-        Fate::Expired => HoldState::Expired,
-        Fate::Tombstone => HoldState::Refused,
-        Fate::Taken | Fate::Refund | Fate::Restock => return None,
+    Some(match record.status {
+        Status::Reserved => HoldState::Open,
+        Status::Confirmed => HoldState::Confirmed,
+        Status::Cancelled => HoldState::Cancelled,
+        Status::Expired => HoldState::Expired,
+        Status::Tombstone => HoldState::Refused,
+        Status::Taken | Status::Refund | Status::Restock => return None,
     })
 }
 
@@ -265,15 +274,15 @@ fn state_of(record: &Record) -> Option<HoldState> {
 #[derive(Clone, Debug)]
 #[must_use = "nothing is given back until send() is awaited"]
 pub struct RefundRequest<'a> {
-    sale: &'a Inventory,
+    inventory: &'a Inventory,
     of: String,
     quantity: Option<u64>,
     operation: Option<String>,
 }
 
 impl<'a> RefundRequest<'a> {
-    pub(super) fn new(sale: &'a Inventory, of: &str) -> Self {
-        RefundRequest { sale, of: of.to_owned(), quantity: None, operation: None }
+    pub(super) fn new(inventory: &'a Inventory, of: &str) -> Self {
+        RefundRequest { inventory, of: of.to_owned(), quantity: None, operation: None }
     }
 
     /// How many units; without it, all that are left.
@@ -315,9 +324,9 @@ impl<'a> RefundRequest<'a> {
         if id == of {
             return Err(Error::Conflict("a refund needs an id of its own".into()));
         }
-        let ask = Ask::Refund { of, quantity, operation: id.clone() };
-        match self.sale.ask(ask, Some(&id)).await? {
-            (_, Answer::Found(Record { fate: Fate::Tombstone, .. })) => Ok(Refund::Refused),
+        let request = Request::Refund { of, quantity, operation: id.clone() };
+        match self.inventory.send(request, Some(&id)).await? {
+            (_, Answer::Found(Record { status: Status::Tombstone, .. })) => Ok(Refund::Refused),
             (_, Answer::Found(record)) => Ok(Refund::Refunded(Receipt::of(self.operation, record))),
             (_, Answer::TooMuch { left }) => Ok(Refund::TooMuch { left }),
             (_, other) => Err(unexpected(&other)),
@@ -329,14 +338,14 @@ impl<'a> RefundRequest<'a> {
 #[derive(Clone, Debug)]
 #[must_use = "nothing is added until send() is awaited"]
 pub struct RestockRequest<'a> {
-    sale: &'a Inventory,
+    inventory: &'a Inventory,
     quantity: u64,
     operation: Option<String>,
 }
 
 impl<'a> RestockRequest<'a> {
-    pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
-        RestockRequest { sale, quantity, operation: None }
+    pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
+        RestockRequest { inventory, quantity, operation: None }
     }
 
     /// The id under which this happens once.
@@ -359,9 +368,9 @@ impl<'a> RestockRequest<'a> {
             Some(id) => Some(checked_id("operation id", id)?),
             None => None,
         };
-        let ask = Ask::Restock { quantity, operation: id.clone() };
-        match self.sale.ask(ask, id.as_ref()).await? {
-            (_, Answer::Found(Record { fate: Fate::Tombstone, .. })) => {
+        let request = Request::Restock { quantity, operation: id.clone() };
+        match self.inventory.send(request, id.as_ref()).await? {
+            (_, Answer::Found(Record { status: Status::Tombstone, .. })) => {
                 Err(Error::Conflict("this restock was resolved as not applied".into()))
             }
             (_, Answer::Found(record)) => Ok(Receipt::of(self.operation, record)),

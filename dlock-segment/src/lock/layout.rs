@@ -17,10 +17,10 @@ pub(super) struct Layout {
 
 /// One segment.
 #[derive(Clone)]
-pub struct Segment(Arc<(usize, Place)>);
+pub struct Segment(Arc<(usize, SegmentSpec)>);
 
 /// What is said of a segment.
-pub(super) struct Place {
+pub(super) struct SegmentSpec {
     pub(super) name: Option<Box<str>>,
     pub(super) weight: u32,
 }
@@ -53,7 +53,7 @@ impl fmt::Debug for Segment {
 }
 
 impl Layout {
-    pub(super) fn new(key: Key, places: Vec<Place>) -> Result<Self> {
+    pub(super) fn new(key: Key, places: Vec<SegmentSpec>) -> Result<Self> {
         let invalid = |what: String| {
             Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(&key).saying(what))
         };
@@ -72,7 +72,7 @@ impl Layout {
         if places.iter().all(|place| place.weight == 0) {
             return invalid("every segment has the weight 0; give one of them more".into());
         }
-        let lock_of = |(index, place): (usize, &Place)| match &place.name {
+        let lock_of = |(index, place): (usize, &SegmentSpec)| match &place.name {
             Some(name) => key.part(name),
             None => key.part(&index.to_string()),
         };

@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+mod admission;
 mod books;
 #[path = "../common/mod.rs"]
 mod common;
-mod front;
 mod operations;
 mod reservations;
 mod terms;

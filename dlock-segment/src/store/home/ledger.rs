@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 
-use crate::store::{Fate, Id, Record};
+use crate::store::{Id, Record, Status};
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -40,7 +40,7 @@ impl Ledger {
         if let Some(hold) = self.holds.remove(id) {
             self.expiry.remove(&(hold.expires, id.clone()));
         }
-        if record.fate == Fate::Reserved {
+        if record.status == Status::Reserved {
             self.expiry.insert((record.expires, id.clone()));
             self.holds.insert(id.clone(), record);
             return;

@@ -67,12 +67,12 @@ impl Units {
                 }
             }
         }
-        self.turn(self.epoch(), &parts, Kind::Available, as_what);
+        self.convert(self.epoch(), &parts, Kind::Available, as_what);
         parts
     }
 
     /// Turns units of segments of an epoch into something else.
-    pub(crate) fn turn(&mut self, epoch: u32, parts: &[(u32, u64)], from: Kind, to: Kind) {
+    pub(crate) fn convert(&mut self, epoch: u32, parts: &[(u32, u64)], from: Kind, to: Kind) {
         for &(segment, quantity) in parts {
             let at = self.place(epoch, segment);
             for counts in [&mut self.segments[at], &mut self.total] {

@@ -3,8 +3,8 @@
 ---------------------------------------------------------------- reading
 local expired, more_expired = {}, false
 if head[NEXT_EXPIRY] ~= 0 and head[NEXT_EXPIRY] <= now then
-  expired = redis.call('ZRANGEBYSCORE', key .. 'x', '-inf', now_text, 'LIMIT', 0, RECLAIMED + 1)
-  if #expired > RECLAIMED then
+  expired = redis.call('ZRANGEBYSCORE', key .. 'x', '-inf', now_text, 'LIMIT', 0, MAX_RECLAIMED + 1)
+  if #expired > MAX_RECLAIMED then
     more_expired = true
     expired[#expired] = nil
   end
@@ -46,8 +46,8 @@ for n = 1, #items, FIELDS do
   end
 end
 for _, id in ipairs(seen) do
-  local fate = string.sub(records[id], 1, 1)
-  if fate == 'h' or fate == 't' or fate == 'c' then
+  local status = string.sub(records[id], 1, 1)
+  if status == 'h' or status == 't' or status == 'c' then
     want(buyers, (parse(records[id]) or { whose = '' }).whose)
   end
 end
@@ -92,8 +92,8 @@ local function refusal(quantity, buyer)
 end
 
 -- The answer to a request under an id that is known.
-local function again(it, fates, quantity, whose)
-  if it.fate == 'q' or it.fate == '?' or (string.find(fates, it.fate, 1, true)
+local function again(it, statuses, quantity, whose)
+  if it.status == 'q' or it.status == '?' or (string.find(statuses, it.status, 1, true)
       and it.quantity == quantity and it.whose == whose) then
     return write(it)
   end
@@ -101,21 +101,21 @@ local function again(it, fates, quantity, whose)
 end
 
 local starts = {}
-local function taken(fate, quantity, id, buyer, expires)
-  local parts = take(quantity, fate == 'h' and 2 or 3)
+local function taken(status, quantity, id, buyer, expires)
+  local parts = take(quantity, status == 'h' and 2 or 3)
   if buyer ~= '' then
     buyer_has(buyer, quantity)
   end
   changed = true
   if journalling then
-    note(fate, id, buyer, quantity, parts, epoch_text)
+    add_entry(status, id, buyer, quantity, parts, epoch_text)
   end
   local start_of = starts[quantity]
   if not start_of then
     start_of = ' ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' '
     starts[quantity] = start_of
   end
-  return fate .. start_of .. expires .. ' ' .. parts .. ' ' .. buyer
+  return status .. start_of .. expires .. ' ' .. parts .. ' ' .. buyer
 end
 
 local act = {}
@@ -150,13 +150,13 @@ function act.h(quantity, id, buyer, lasts)
   return keep(id, taken('h', quantity, id, buyer, text(expires)), expires)
 end
 
-local function close_by(id, fate)
+local function close_by(id, status)
   local it = find(id)
   if not it then
-    return fate == 'x' and bury(id) or 'A'
-  elseif it.fate == 'h' then
-    close(id, it, fate)
-  elseif not string.find('cxeq?', it.fate, 1, true) then
+    return status == 'x' and write_tombstone(id) or 'A'
+  elseif it.status == 'h' then
+    close(id, it, status)
+  elseif not string.find('cxeq?', it.status, 1, true) then
     return 'C'
   end
   return write(it)
@@ -174,13 +174,13 @@ function act.e(_, id, _, until_then)
   local it = find(id)
   if not it then
     return 'A'
-  elseif it.fate == 'h' then
+  elseif it.status == 'h' then
     if until_then > it.expires then
       it.expires = until_then
       keep(id, write(it), until_then)
-      note('m', id, it.whose, it.quantity, it.parts, it.epoch)
+      add_entry('m', id, it.whose, it.quantity, it.parts, it.epoch)
     end
-  elseif not string.find('cxeq?', it.fate, 1, true) then
+  elseif not string.find('cxeq?', it.status, 1, true) then
     return 'C'
   end
   return write(it)
@@ -194,11 +194,11 @@ function act.r(quantity, id, of)
   local target = find(of)
   if not target then
     return 'A'
-  elseif target.fate == '?' then
+  elseif target.status == '?' then
     return 'U'
-  elseif string.find('xeq', target.fate, 1, true) then
+  elseif string.find('xeq', target.status, 1, true) then
     return 'T0'
-  elseif target.fate ~= 't' and target.fate ~= 'c' then
+  elseif target.status ~= 't' and target.status ~= 'c' then
     return 'C'
   end
   local left = target.quantity - target.refunded
@@ -216,9 +216,9 @@ function act.r(quantity, id, of)
   end
   target.refunded = target.refunded + quantity
   keep(of, write(target))
-  note('r', id, of, quantity, parts, target.epoch)
+  add_entry('r', id, of, quantity, parts, target.epoch)
   return keep(id, write({
-    fate = 'r', quantity = quantity, refunded = 0, epoch = target.epoch, at = now_text,
+    status = 'r', quantity = quantity, refunded = 0, epoch = target.epoch, at = now_text,
     expires = 0, parts = parts, whose = of,
   }))
 end
@@ -244,14 +244,14 @@ function act.s(quantity, id)
   low, single, raised = 0, math.huge, true
   head[AVAILABLE] = head[AVAILABLE] + quantity
   head[RESTOCKED] = head[RESTOCKED] + quantity
-  note('s', id, '', quantity, table.concat(parts, ','), epoch_text)
+  add_entry('s', id, '', quantity, table.concat(parts, ','), epoch_text)
   local record = 's ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' 0  '
   return id ~= '' and keep(id, record) or record
 end
 
 function act.q(_, id)
   local it = find(id)
-  return it and write(it) or bury(id)
+  return it and write(it) or write_tombstone(id)
 end
 
 function act.l(_, id)
@@ -272,11 +272,11 @@ local function run(quantity, count)
       local some = math.min(math.floor(units(i) / quantity), count - done)
       move(i, some * quantity, 1, 3)
       parts[#parts + 1] = i .. ':' .. some * quantity
-      note('t', '', '', some * quantity, parts[#parts], epoch_text)
+      add_entry('t', '', '', some * quantity, parts[#parts], epoch_text)
       done = done + some
     else
       parts[#parts + 1] = take(quantity, 3)
-      note('t', '', '', quantity, parts[#parts], epoch_text)
+      add_entry('t', '', '', quantity, parts[#parts], epoch_text)
       done = done + 1
     end
   end

@@ -25,7 +25,7 @@ local batch = cmsgpack.unpack(ARGV[3])
 local runs, named, items = batch[1], batch[2], batch[3]
 local FIELDS = 5
 local MAX_UNITS = 9007199254740992
-local RECLAIMED = 256
+local MAX_RECLAIMED = 256
 
 local segments, epoch = head[SEGMENTS], head[EPOCH]
 local start = tonumber(ARGV[2]) % segments
@@ -33,7 +33,7 @@ local changed, lines = false, {}
 local journalling = head[JOURNAL] > 0
 local epoch_text = text(epoch)
 
-local function note(effect, id, whose, quantity, parts, of_epoch)
+local function add_entry(effect, id, whose, quantity, parts, of_epoch)
   changed = true
   if journalling then
     lines[#lines + 1] = line(effect, id, whose, quantity, parts, of_epoch)

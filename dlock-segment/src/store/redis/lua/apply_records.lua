@@ -47,15 +47,15 @@ end
 -- What is not in these words, or would break the counts, cannot be read: nil.
 local RECORD = '^([thcxersq]) (%d+) (%d+) (%d+) (%d+) (%d+) ([%d:,]*) (%C*)$'
 local function parse(record)
-  local fate, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
-  if not fate then
+  local status, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
+  if not status then
     return nil
   end
   local it = {
-    fate = fate, quantity = tonumber(quantity), refunded = tonumber(refunded),
+    status = status, quantity = tonumber(quantity), refunded = tonumber(refunded),
     epoch = tonumber(of_epoch), at = at, expires = tonumber(expires), parts = parts, whose = whose,
   }
-  local holds_units = fate == 't' or fate == 'h' or fate == 'c'
+  local holds_units = status == 't' or status == 'h' or status == 'c'
   if it.quantity >= MAX_UNITS or it.refunded > it.quantity or it.epoch > epoch
       or (holds_units and sum_of_parts(it.epoch, parts) ~= it.quantity) then
     return nil
@@ -64,11 +64,11 @@ local function parse(record)
 end
 
 local function write(it)
-  if it.fate == '?' then
+  if it.status == '?' then
     return 'U'
   end
   return table.concat({
-    it.fate, it.quantity, it.refunded, it.epoch, it.at, text(it.expires), it.parts, it.whose,
+    it.status, it.quantity, it.refunded, it.epoch, it.at, text(it.expires), it.parts, it.whose,
   }, ' ')
 end
 
@@ -97,21 +97,21 @@ local function buyer_has(buyer, delta)
 end
 
 -- Ends a reservation: c confirmed, x cancelled, e expired.
-local function close(id, it, fate)
-  local to = fate == 'c' and 3 or 1
+local function close(id, it, status)
+  local to = status == 'c' and 3 or 1
   move_parts(it.epoch, it.parts, 2, to)
   if to == 3 then
     head[SOLD_BY_ID] = head[SOLD_BY_ID] + it.quantity
   elseif it.whose ~= '' then
     buyer_has(it.whose, -it.quantity)
   end
-  it.fate = fate
+  it.status = status
   keep(id, write(it))
-  note(fate, id, it.whose, it.quantity, it.parts, it.epoch)
+  add_entry(status, id, it.whose, it.quantity, it.parts, it.epoch)
 end
 
 -- Stands for a record that cannot be read.
-local UNREADABLE = { fate = '?' }
+local UNREADABLE = { status = '?' }
 
 -- What became of an operation, after its time has been looked at.
 local function find(id)
@@ -120,15 +120,15 @@ local function find(id)
     return nil
   end
   local it = parse(record) or UNREADABLE
-  if it.fate == 'h' and it.expires <= now then
+  if it.status == 'h' and it.expires <= now then
     close(id, it, 'e')
   end
   return it
 end
 
-local function bury(id)
+local function write_tombstone(id)
   local record = keep(id, 'q 0 0 0 ' .. now_text .. ' 0  ')
-  note('q', id, '', 0, '', 0)
+  add_entry('q', id, '', 0, '', 0)
   return record
 end
 

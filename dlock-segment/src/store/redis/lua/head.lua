@@ -13,8 +13,8 @@
 --   <key>b      hash: what each buyer has
 --   <key>j      stream: the journal; an entry per batch, its id the number of its
 --               last line
--- A record is fate, quantity, refunded, epoch, at, expires, parts and whose,
--- separated by spaces; parts are segment:quantity, separated by commas. Fates:
+-- A record is status, quantity, refunded, epoch, at, expires, parts and whose,
+-- separated by spaces; parts are segment:quantity, separated by commas. Statuses:
 -- t taken, h held, c confirmed, x cancelled, e expired, r refund, s restock,
 -- q tombstone. Times in milliseconds.
 

@@ -12,6 +12,7 @@
 //! stuck behind two holders that take long. Which segments are dry is known to
 //! all locks of the same key and client.
 
+mod dry_segments;
 mod layout;
 
 use std::fmt;
@@ -24,9 +25,10 @@ use futures_util::stream::FuturesUnordered;
 use rand::RngExt as _;
 use tokio::time::Instant;
 
+use self::dry_segments::DrySegments;
 pub use self::layout::Segment;
-use self::layout::{Layout, Place};
-use crate::dry::DryMemory;
+use self::layout::{Layout, SegmentSpec};
+
 use crate::observe;
 
 /// The most segments of a lock or a sale.
@@ -107,9 +109,10 @@ impl SegmentedLock {
     /// A lock of so many equal segments. What is wrong with the key or the number
     /// is told when a segment is picked.
     pub fn new(dlock: &Dlock, key: impl IntoKey, segments: u32) -> Self {
-        let places =
-            (0..segments.min(MAX_SEGMENTS + 1)).map(|_| Place { name: None, weight: 1 }).collect();
-        Self::with_places(dlock, key, places)
+        let places = (0..segments.min(MAX_SEGMENTS + 1))
+            .map(|_| SegmentSpec { name: None, weight: 1 })
+            .collect();
+        Self::with_specs(dlock, key, places)
     }
 
     /// A lock of segments with names and weights: how often each comes first.
@@ -130,12 +133,13 @@ impl SegmentedLock {
         segments: impl IntoIterator<Item = (N, u32)>,
     ) -> Self {
         let most = MAX_SEGMENTS as usize + 1;
-        let place = |(name, weight): (N, u32)| Place { name: Some(name.into().into()), weight };
+        let place =
+            |(name, weight): (N, u32)| SegmentSpec { name: Some(name.into().into()), weight };
         let places = segments.into_iter().take(most).map(place).collect();
-        Self::with_places(dlock, key, places)
+        Self::with_specs(dlock, key, places)
     }
 
-    fn with_places(dlock: &Dlock, key: impl IntoKey, places: Vec<Place>) -> Self {
+    fn with_specs(dlock: &Dlock, key: impl IntoKey, places: Vec<SegmentSpec>) -> Self {
         let layout = key.into_key().and_then(|key| Layout::new(key, places)).map(Arc::new);
         let options = Options {
             ttl: None,
@@ -219,7 +223,7 @@ impl SegmentedLock {
             current: None,
         };
         if let Ok(layout) = &self.layout {
-            pass.dry = self.dlock.extension::<DryMemory>();
+            pass.dry = self.dlock.extension::<DrySegments>();
             let dry = pass.dry.of(&layout.key, Instant::now());
             let order = layout.order(self.options.preferred.as_deref());
             (pass.stale, pass.fresh) =
@@ -290,7 +294,7 @@ impl fmt::Debug for SegmentedLock {
 /// A pass over the segments of a [`SegmentedLock`]: each at most once.
 pub struct Segments {
     lock: SegmentedLock,
-    dry: Arc<DryMemory>,
+    dry: Arc<DrySegments>,
     /// Still to be offered, in this order: first these, then the stale ones.
     fresh: Vec<usize>,
     /// Found dry a moment ago.

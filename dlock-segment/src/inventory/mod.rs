@@ -1,15 +1,15 @@
 //! The count of a flash sale, kept by the store of the locks.
 
+mod admission;
 mod audit;
 mod backing;
 mod builder;
 mod checks;
 mod combiner;
-mod front;
-#[cfg(all(test, feature = "redis"))]
-mod idle;
 mod outcome;
 mod request;
+#[cfg(all(test, feature = "redis"))]
+mod tests_idle;
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -20,11 +20,11 @@ use dlock::{Dlock, IntoKey, Key};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
+use self::admission::Admission;
 pub use self::audit::{Audit, Disagreement, SegmentAudit};
-use self::backing::{Backing, on_driver, only_looked, store};
+use self::backing::{Backing, on_driver, read_failed, store};
 pub use self::builder::InventoryBuilder;
 use self::checks::{checked_own_id, checked_quantity, unexpected};
-use self::front::Front;
 pub use self::outcome::{
     Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
 };
@@ -33,7 +33,9 @@ pub use self::request::{
 };
 use crate::error::{Error, Result};
 use crate::observe;
-use crate::store::{Answer, Ask, Change, Durability, Entry, Glance, Id, Sale, Store, View};
+use crate::store::{
+    Answer, Change, Durability, Entry, Id, InventoryId, Request, Snapshot, Store, View,
+};
 
 /// The longest operation id or buyer's id, in bytes.
 pub const MAX_ID_BYTES: usize = 256;
@@ -74,28 +76,28 @@ pub struct Inventory {
 
 /// What the handles of a sale in a process share.
 pub(crate) struct Shared {
-    sale: Sale,
+    inventory: InventoryId,
     backing: Backing,
-    front: Front,
-    in_use: Weak<InUse>,
+    admission: Admission,
+    open: Weak<OpenInventories>,
 }
 
 /// The sales in use through a client. The last handle of a sale takes it out.
 #[derive(Default)]
-struct InUse(Mutex<HashMap<(Key, u64), Weak<Shared>>>);
+struct OpenInventories(Mutex<HashMap<(Key, u64), Weak<Shared>>>);
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let Some(in_use) = self.in_use.upgrade() else { return };
-        let mut in_use = in_use.0.lock();
-        let name = (self.sale.key.clone(), self.sale.birth);
+        let Some(open) = self.open.upgrade() else { return };
+        let mut open = open.0.lock();
+        let name = (self.inventory.key.clone(), self.inventory.birth);
         // Somebody may have opened it again since the last handle went.
-        if in_use.get(&name).is_some_and(|shared| shared.strong_count() == 0) {
-            in_use.remove(&name);
+        if open.get(&name).is_some_and(|shared| shared.strong_count() == 0) {
+            open.remove(&name);
         }
-        if in_use.len() < in_use.capacity() / 4 {
-            let room = in_use.len() * 2;
-            in_use.shrink_to(room);
+        if open.len() < open.capacity() / 4 {
+            let room = open.len() * 2;
+            open.shrink_to(room);
         }
     }
 }
@@ -129,25 +131,25 @@ impl Inventory {
         let name = key.clone();
         let store = store(dlock)?;
         let view = on_driver(dlock, store, move |store| async move { store.open(&name).await });
-        let view = view.await.map_err(only_looked)?;
+        let view = view.await.map_err(read_failed)?;
         Self::of(dlock, key, &view)
     }
 
     fn of(dlock: &Dlock, key: Key, view: &View) -> Result<Self> {
-        let sale = Sale { key, birth: view.birth };
-        let all = dlock.extension::<InUse>();
-        let mut in_use = all.0.lock();
-        let known = in_use.get(&(sale.key.clone(), sale.birth)).and_then(Weak::upgrade);
+        let inventory = InventoryId { key, birth: view.birth };
+        let all = dlock.extension::<OpenInventories>();
+        let mut open = all.0.lock();
+        let known = open.get(&(inventory.key.clone(), inventory.birth)).and_then(Weak::upgrade);
         let shared = match known {
             Some(shared) => shared,
             None => {
                 let shared = Arc::new(Shared {
-                    sale: sale.clone(),
-                    backing: Backing::new(dlock, &sale)?,
-                    front: Front::default(),
-                    in_use: Arc::downgrade(&all),
+                    inventory: inventory.clone(),
+                    backing: Backing::new(dlock, &inventory)?,
+                    admission: Admission::default(),
+                    open: Arc::downgrade(&all),
                 });
-                in_use.insert((sale.key.clone(), sale.birth), Arc::downgrade(&shared));
+                open.insert((inventory.key.clone(), inventory.birth), Arc::downgrade(&shared));
                 shared
             }
         };
@@ -156,7 +158,7 @@ impl Inventory {
 
     /// The name of the sale.
     pub fn name(&self) -> &Key {
-        &self.shared.sale.key
+        &self.shared.inventory.key
     }
 
     /// This process asks for units so many times a second at most, over all
@@ -167,7 +169,7 @@ impl Inventory {
     pub fn rate_limit_per_process(self, per_second: u32) -> Result<Self> {
         let per_second = NonZeroU32::new(per_second)
             .ok_or_else(|| Error::Invalid("a rate of 0 would admit nobody".into()))?;
-        self.shared.front.limit(per_second);
+        self.shared.admission.limit(per_second);
         Ok(self)
     }
 
@@ -225,8 +227,8 @@ impl Inventory {
     /// It may have been settled when it is dropped.
     pub async fn resolve(&self, operation: impl AsRef<str>) -> Result<Resolved> {
         let id = checked_own_id("operation id", operation.as_ref())?;
-        let ask = Ask::Resolve { operation: id.clone() };
-        match self.ask(ask, Some(&id)).await? {
+        let request = Request::Resolve { operation: id.clone() };
+        match self.send(request, Some(&id)).await? {
             (_, Answer::Found(record)) => Ok(Resolved::of(id.to_string(), record)),
             (_, other) => Err(unexpected(&other)),
         }
@@ -241,12 +243,16 @@ impl Inventory {
     /// It only looks.
     pub async fn stock(&self) -> Result<Stock> {
         loop {
-            let sale = self.shared.sale.clone();
-            let view = self.call(move |store| async move { store.view(&sale).await }).await;
-            let view = view.map_err(only_looked)?;
+            let inventory = self.shared.inventory.clone();
+            let view = self.call(move |store| async move { store.view(&inventory).await }).await;
+            let view = view.map_err(read_failed)?;
             // Thousands that expired at once are given back some at a time.
             if view.next_expiry == 0 || view.next_expiry > view.now {
-                self.shared.front.learn(&Glance::from(&view), &Answer::Absent, self.sold_out_for);
+                self.shared.admission.update(
+                    &Snapshot::from(&view),
+                    &Answer::Absent,
+                    self.sold_out_for,
+                );
                 return Ok(view.into());
             }
         }
@@ -260,10 +266,10 @@ impl Inventory {
     /// # Cancel safety
     /// It only looks.
     pub async fn audit(&self) -> Result<Audit> {
-        let sale = self.shared.sale.clone();
-        self.call(move |store| async move { audit::of(&*store, &sale).await })
+        let inventory = self.shared.inventory.clone();
+        self.call(move |store| async move { audit::of(&*store, &inventory).await })
             .await
-            .map_err(only_looked)
+            .map_err(read_failed)
     }
 
     /// The effects after this entry of the journal (0: from the start), in order,
@@ -278,17 +284,17 @@ impl Inventory {
     /// # Cancel safety
     /// It only looks.
     pub async fn journal(&self, after: u64) -> Result<Vec<Entry>> {
-        let sale = self.shared.sale.clone();
+        let inventory = self.shared.inventory.clone();
         let read = move |store: Arc<dyn Store>| async move {
-            let entries = store.journal(&sale, after, ENTRIES).await?;
-            if entries.is_empty() && store.view(&sale).await?.journal == 0 {
+            let entries = store.journal(&inventory, after, ENTRIES).await?;
+            if entries.is_empty() && store.view(&inventory).await?.journal == 0 {
                 return Err(Error::Invalid(
-                    "the sale keeps no journal; make it with .journal(entries)".into(),
+                    "the inventory keeps no journal; make it with .journal(entries)".into(),
                 ));
             }
             Ok(entries)
         };
-        self.call(read).await.map_err(only_looked)
+        self.call(read).await.map_err(read_failed)
     }
 
     /// Sells from `opens` until `closes`, by the store's clock; `None`: no bound.
@@ -344,7 +350,7 @@ impl Inventory {
     pub async fn resize(&self, segments: u32) -> Result<Stock> {
         builder::checked_segments(segments)?;
         if self.stock().await?.epoch >= MAX_EPOCHS {
-            let what = format!("the sale was resized {MAX_EPOCHS} times; make a new one");
+            let what = format!("the inventory was resized {MAX_EPOCHS} times; make a new one");
             return Err(Error::Invalid(what));
         }
         self.change(Change::Resize(segments)).await
@@ -366,8 +372,8 @@ impl Inventory {
     /// # Cancel safety
     /// It may have happened when it is dropped.
     pub async fn remove(&self) -> Result<bool> {
-        let sale = self.shared.sale.clone();
-        self.call(move |store| async move { store.remove(&sale).await }).await
+        let inventory = self.shared.inventory.clone();
+        self.call(move |store| async move { store.remove(&inventory).await }).await
     }
 
     /// Whether the store answers, and what it would lose if its server ended.
@@ -381,10 +387,11 @@ impl Inventory {
     }
 
     async fn change(&self, change: Change) -> Result<Stock> {
-        let sale = self.shared.sale.clone();
-        let view = self.call(move |store| async move { store.change(&sale, change).await }).await?;
-        self.shared.front.learn(&Glance::from(&view), &Answer::Absent, self.sold_out_for);
-        observe::changed(&self.shared.sale.key, &change);
+        let inventory = self.shared.inventory.clone();
+        let view =
+            self.call(move |store| async move { store.change(&inventory, change).await }).await?;
+        self.shared.admission.update(&Snapshot::from(&view), &Answer::Absent, self.sold_out_for);
+        observe::changed(&self.shared.inventory.key, &change);
         Ok(view.into())
     }
 
@@ -400,30 +407,37 @@ impl Inventory {
 
     /// Sends a request, and again under its id for as long as nobody knows what
     /// came of it.
-    async fn ask(&self, ask: Ask, id: Option<&Id>) -> Result<(Glance, Answer)> {
-        let only_looks = matches!(ask, Ask::Look { .. } | Ask::Resolve { .. } | Ask::Extend { .. });
-        let answered = self.ask_until_known(ask, id).await;
-        if let Ok((glance, answer)) = &answered {
-            self.shared.front.learn(glance, answer, self.sold_out_for);
+    async fn send(&self, request: Request, id: Option<&Id>) -> Result<(Snapshot, Answer)> {
+        let only_looks = matches!(
+            request,
+            Request::Look { .. } | Request::Resolve { .. } | Request::Extend { .. }
+        );
+        let answered = self.send_until_known(request, id).await;
+        if let Ok((snapshot, answer)) = &answered {
+            self.shared.admission.update(snapshot, answer, self.sold_out_for);
         }
-        observe::answered(&self.shared.sale.key, &answered, only_looks);
+        observe::answered(&self.shared.inventory.key, &answered, only_looks);
         answered
     }
 
-    async fn ask_until_known(&self, ask: Ask, id: Option<&Id>) -> Result<(Glance, Answer)> {
+    async fn send_until_known(
+        &self,
+        request: Request,
+        id: Option<&Id>,
+    ) -> Result<(Snapshot, Answer)> {
         let combiner = match &self.shared.backing {
             Backing::Memory(memory, home) => loop {
-                match memory.apply_one(&self.shared.sale, home, &ask)? {
+                match memory.apply_one(&self.shared.inventory, home, &request)? {
                     (_, Answer::Again) => {}
-                    (view, answer) => return Ok((Glance::from(&view), answer)),
+                    (view, answer) => return Ok((Snapshot::from(&view), answer)),
                 }
             },
             Backing::Remote(_, combiner) => combiner,
         };
-        let Some(id) = id else { return combiner.send(ask).await };
+        let Some(id) = id else { return combiner.send(request).await };
         let mut doubted_until = None;
         loop {
-            match combiner.send(ask.clone()).await {
+            match combiner.send(request.clone()).await {
                 Err(Error::Unknown(_)) => {}
                 // Not this time; but an earlier one may have been applied.
                 Err(Error::Store(_)) if doubted_until.is_some() => {}
@@ -444,7 +458,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 impl fmt::Debug for Inventory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inventory").field("sale", &self.shared.sale.key).finish_non_exhaustive()
+        f.debug_struct("Inventory")
+            .field("name", &self.shared.inventory.key)
+            .finish_non_exhaustive()
     }
 }
 

@@ -34,7 +34,7 @@
 //!
 //! A batch is applied request by request, in any order, each as if alone: one
 //! request's answer never depends on another's fault. Before the first, expired
-//! reservations go back, [`RECLAIMED`] at most; as long as more are left, nobody
+//! reservations go back, [`MAX_RECLAIMED`] at most; as long as more are left, nobody
 //! hears "sold out" or "limit reached", but [`Answer::Again`].
 
 use std::future::Future;
@@ -47,15 +47,15 @@ use smallvec::SmallVec;
 
 use crate::error::Result;
 
-#[cfg(all(test, feature = "redis"))]
-mod agreement;
 pub(crate) mod home;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(all(test, feature = "redis"))]
+mod tests_agreement;
 
 /// The most expired reservations that one batch gives back.
-pub const RECLAIMED: usize = 256;
+pub const MAX_RECLAIMED: usize = 256;
 
 /// Counts stay below this, exact in every language that a store may be written in.
 pub const MAX_UNITS: u64 = 1 << 53;
@@ -68,7 +68,7 @@ pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
 /// A sale as a store knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sale {
+pub struct InventoryId {
     /// Its name.
     pub key: Key,
     /// When it was made, so that a sale of the same name that was removed and
@@ -104,7 +104,7 @@ impl Terms {
 /// One request of a batch.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub enum Ask {
+pub enum Request {
     Deduct {
         quantity: u64,
         operation: Option<Id>,
@@ -147,12 +147,12 @@ pub enum Ask {
     },
 }
 
-impl Ask {
+impl Request {
     /// What it costs the store, beside others.
     pub(crate) fn weight(&self) -> usize {
         match self {
-            Ask::Deduct { operation: None, buyer: None, .. } => 1,
-            Ask::Deduct { buyer: None, .. } => 2,
+            Request::Deduct { operation: None, buyer: None, .. } => 1,
+            Request::Deduct { buyer: None, .. } => 2,
             _ => 6,
         }
     }
@@ -193,7 +193,7 @@ pub type Parts = SmallVec<[(u32, u64); 1]>;
 /// What became of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "see the module's words")]
-pub enum Fate {
+pub enum Status {
     Taken,
     Reserved,
     Confirmed,
@@ -208,7 +208,7 @@ pub enum Fate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub struct Record {
-    pub fate: Fate,
+    pub status: Status,
     pub quantity: u64,
     pub refunded: u64,
     /// The epoch that the segments are of.
@@ -224,7 +224,7 @@ pub struct Record {
 impl Record {
     pub(crate) fn tombstone(at: u64) -> Self {
         Record {
-            fate: Fate::Tombstone,
+            status: Status::Tombstone,
             quantity: 0,
             refunded: 0,
             epoch: 0,
@@ -237,15 +237,15 @@ impl Record {
 
     /// Units sold by it and not given back.
     pub(crate) fn sold(&self) -> u64 {
-        match self.fate {
-            Fate::Taken | Fate::Confirmed => self.quantity - self.refunded,
+        match self.status {
+            Status::Taken | Status::Confirmed => self.quantity - self.refunded,
             _ => 0,
         }
     }
 
     /// Whether this is the operation that is asked for again.
-    pub(crate) fn is_same(&self, fates: &[Fate], quantity: u64, whose: Option<&Id>) -> bool {
-        fates.contains(&self.fate) && self.quantity == quantity && self.whose.as_ref() == whose
+    pub(crate) fn is_same(&self, statuses: &[Status], quantity: u64, whose: Option<&Id>) -> bool {
+        statuses.contains(&self.status) && self.quantity == quantity && self.whose.as_ref() == whose
     }
 }
 
@@ -300,7 +300,7 @@ impl View {
 
 /// What a request hears of the sale beside its answer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Glance {
+pub(crate) struct Snapshot {
     pub(crate) now: u64,
     pub(crate) available: u64,
     pub(crate) reserved: u64,
@@ -309,10 +309,10 @@ pub(crate) struct Glance {
     pub(crate) changes: u64,
 }
 
-impl From<&View> for Glance {
+impl From<&View> for Snapshot {
     fn from(view: &View) -> Self {
         let View { now, available, reserved, next_expiry, opens_at, changes, .. } = *view;
-        Glance { now, available, reserved, next_expiry, opens_at, changes }
+        Snapshot { now, available, reserved, next_expiry, opens_at, changes }
     }
 }
 
@@ -431,21 +431,30 @@ pub trait Store: Send + Sync + 'static {
     /// Finds a sale by its name, for somebody who may do all that is said here.
     fn open<'a>(&'a self, key: &'a Key) -> Call<'a, View>;
     /// The sale as it is, after some expired reservations were given back.
-    fn view<'a>(&'a self, sale: &'a Sale) -> Call<'a, View>;
+    fn view<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View>;
     /// Forgets a sale and all that is kept of it; whether there was one.
-    fn remove<'a>(&'a self, sale: &'a Sale) -> Call<'a, bool>;
+    fn remove<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, bool>;
     /// Applies a batch: an answer each, in order.
-    fn apply<'a>(&'a self, sale: &'a Sale, batch: &'a [Ask]) -> Call<'a, (View, Vec<Answer>)>;
+    fn apply<'a>(
+        &'a self,
+        inventory: &'a InventoryId,
+        batch: &'a [Request],
+    ) -> Call<'a, (View, Vec<Answer>)>;
     /// Changes the sale as a whole.
-    fn change<'a>(&'a self, sale: &'a Sale, change: Change) -> Call<'a, View>;
+    fn change<'a>(&'a self, inventory: &'a InventoryId, change: Change) -> Call<'a, View>;
     /// The counts of every segment, and the sale at the same moment.
-    fn counts<'a>(&'a self, sale: &'a Sale) -> Call<'a, (View, Vec<Counts>)>;
+    fn counts<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, (View, Vec<Counts>)>;
     /// How many segments each epoch had.
-    fn sizes<'a>(&'a self, sale: &'a Sale) -> Call<'a, Vec<u32>>;
+    fn sizes<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, Vec<u32>>;
     /// Some of the records.
-    fn records<'a>(&'a self, sale: &'a Sale, from: Cursor) -> Call<'a, Page>;
+    fn records<'a>(&'a self, inventory: &'a InventoryId, from: Cursor) -> Call<'a, Page>;
     /// Entries of the journal after this number, up to about `limit`.
-    fn journal<'a>(&'a self, sale: &'a Sale, after: u64, limit: usize) -> Call<'a, Vec<Entry>>;
+    fn journal<'a>(
+        &'a self,
+        inventory: &'a InventoryId,
+        after: u64,
+        limit: usize,
+    ) -> Call<'a, Vec<Entry>>;
     /// What would survive.
     fn durability(&self) -> Call<'_, Durability>;
 }

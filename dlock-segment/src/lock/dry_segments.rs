@@ -10,7 +10,7 @@ const SWEEP_FROM: usize = 64;
 
 /// By key, the dry segments and until when each is remembered.
 #[derive(Default)]
-pub(crate) struct DryMemory(Mutex<Known>);
+pub(crate) struct DrySegments(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
@@ -19,7 +19,7 @@ struct Known {
     sweep_at: usize,
 }
 
-impl DryMemory {
+impl DrySegments {
     /// The segments known to be dry now, in order.
     pub(crate) fn of(&self, key: &Key, now: Instant) -> Vec<usize> {
         let mut known = self.0.lock();
@@ -53,7 +53,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_over_is_forgotten() {
-        let memory = DryMemory::default();
+        let memory = DrySegments::default();
         for number in 0..10_000 {
             let key = Key::new(format!("k{number}")).unwrap();
             memory.remember(&key, 3, Instant::now() + Duration::from_millis(10));
