@@ -152,7 +152,8 @@ fn bad_input_is_64_before_anything_is_asked() {
 #[test]
 fn the_least_rights_are_enough_for_a_sale() {
     let Some(server) = RedisServer::start() else { return };
-    let rights = [include_str!("../../docs/redis.acl"), include_str!("../../docs/redis-inventory.acl")];
+    let rights =
+        [include_str!("../../docs/redis.acl"), include_str!("../../docs/redis-inventory.acl")];
     let rights = rights.iter().flat_map(|text| text.lines());
     let rights = rights.filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace);
     let mut user = vec!["ACL", "SETUSER", "least", "reset", "on", ">secret"];
