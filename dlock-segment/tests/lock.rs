@@ -310,3 +310,26 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
         server.assert_nothing_left().await;
     }
 }
+
+/// How many seconds a lock waits whose only segment is held, by a paused clock.
+async fn waited(lock: SegmentedLock) -> u64 {
+    let start = tokio::time::Instant::now();
+    let error = lock.pick().next().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    start.elapsed().as_secs()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_overrides_what_was_said_before_it_and_not_what_is_said_after_it() {
+    let dlock = Dlock::connect("memory://?policy.hot.wait=3s&policy.cold.ttl=9s").await.unwrap();
+    let lock = || SegmentedLock::new(&dlock, "ordered", 1);
+    let _held = dlock.mutex("ordered:0").lock().await.unwrap();
+    let (one, three) = (Duration::from_secs(1), Duration::from_secs(3));
+    assert_eq!(waited(lock().wait(one).policy("hot")).await, 3);
+    assert_eq!(waited(lock().policy("hot").wait(one)).await, 1);
+    // What a policy does not say stays as it was, whatever comes before or after.
+    assert_eq!(waited(lock().wait(one).policy("cold")).await, 1);
+    assert_eq!(waited(lock().policy("hot").policy("cold")).await, 3);
+    assert_eq!(waited(lock().policy("cold").wait(one).policy("hot")).await, 3);
+    assert_eq!(waited(lock().policy("hot").ttl(three)).await, 3);
+}

@@ -75,14 +75,21 @@ pub struct SegmentedLock {
 
 #[derive(Clone)]
 struct Options {
-    ttl: Option<Duration>,
-    wait: Option<Option<Duration>>,
-    policy: Option<String>,
+    /// What was said, in this order: a policy overrides what comes before it.
+    settings: Vec<Setting>,
     max_hold: Option<Duration>,
     name: Option<&'static str>,
     tags: Vec<(String, String)>,
     dry_for: Duration,
     preferred: Option<String>,
+}
+
+#[derive(Clone)]
+enum Setting {
+    Ttl(Duration),
+    /// `None`: without limit.
+    Wait(Option<Duration>),
+    Policy(Box<str>),
 }
 
 /// What came of the work on one segment; from `#[segmented_lock]`, on all of them.
@@ -142,9 +149,7 @@ impl SegmentedLock {
     fn with_specs(dlock: &Dlock, key: impl IntoKey, places: Vec<SegmentSpec>) -> Self {
         let layout = key.into_key().and_then(|key| Layout::new(key, places)).map(Arc::new);
         let options = Options {
-            ttl: None,
-            wait: None,
-            policy: None,
+            settings: Vec::new(),
             max_hold: None,
             name: None,
             tags: Vec::new(),
@@ -154,22 +159,24 @@ impl SegmentedLock {
         SegmentedLock { dlock: dlock.clone(), layout, options }
     }
 
-    /// How long a segment's lock outlives its process.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = Some(ttl);
-        self
+    /// How long the lock of a segment outlives its process.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.set(Setting::Ttl(ttl))
     }
 
-    /// How long [`Segments::next`] waits when every segment left is busy. Zero:
-    /// not at all.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.options.wait = Some(Some(wait));
-        self
+    /// How long [`Segments::next`] waits if every remaining segment is busy. With zero
+    /// it does not wait.
+    pub fn wait(self, wait: Duration) -> Self {
+        self.set(Setting::Wait(Some(wait)))
     }
 
-    /// Waits for a busy segment for as long as it takes.
-    pub fn wait_unlimited(mut self) -> Self {
-        self.options.wait = Some(None);
+    /// [`Segments::next`] waits for a busy segment without limit.
+    pub fn wait_unlimited(self) -> Self {
+        self.set(Setting::Wait(None))
+    }
+
+    fn set(mut self, setting: Setting) -> Self {
+        self.options.settings.push(setting);
         self
     }
 
@@ -180,10 +187,11 @@ impl SegmentedLock {
     }
 
     /// Takes ttl and wait from the client's configuration, as far as that has a
-    /// policy of this name; they override those given here.
-    pub fn policy(mut self, name: impl Into<String>) -> Self {
-        self.options.policy = Some(name.into());
-        self
+    /// policy of this name: `policy.payments.ttl`, `policy.payments.wait`. As for
+    /// [`Lock`](dlock::Lock), it overrides what was said before it, and not what is said
+    /// after it.
+    pub fn policy(self, name: impl Into<String>) -> Self {
+        self.set(Setting::Policy(name.into().into()))
     }
 
     /// The name under which logs, errors and metrics show the locks, instead of
@@ -367,18 +375,15 @@ impl fmt::Debug for Segments {
 
 impl SegmentedLock {
     fn mutex(&self, layout: &Layout, index: usize) -> Mutex {
-        let Options { ttl, wait, policy, max_hold, name, tags, .. } = &self.options;
+        let Options { settings, max_hold, name, tags, .. } = &self.options;
         let mut mutex = self.dlock.mutex(&layout.locks[index]);
-        if let Some(ttl) = ttl {
-            mutex = mutex.ttl(*ttl);
-        }
-        mutex = match wait {
-            Some(Some(wait)) => mutex.wait(*wait),
-            Some(None) => mutex.wait_unlimited(),
-            None => mutex,
-        };
-        if let Some(policy) = policy {
-            mutex = mutex.policy(policy);
+        for setting in settings {
+            mutex = match setting {
+                Setting::Ttl(ttl) => mutex.ttl(*ttl),
+                Setting::Wait(Some(wait)) => mutex.wait(*wait),
+                Setting::Wait(None) => mutex.wait_unlimited(),
+                Setting::Policy(name) => mutex.policy(name),
+            };
         }
         if let Some(max_hold) = max_hold {
             mutex = mutex.max_hold(*max_hold);
