@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::lock::Segment;
 use crate::store::{Answer, Change, Snapshot, Status};
 
-/// A segment of a lock had nothing.
+/// Reports that a segment of a lock was dry.
 pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
     tracing::debug!(
         target: "dlock::segment",
@@ -40,8 +40,9 @@ pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
         .increment(1);
 }
 
-/// The store answered, or did not. UnitRequest only looks has no effect that counts.
-pub(crate) fn answered(key: &Key, answered: &Result<(Snapshot, Answer)>, only_looks: bool) {
+/// Reports the answer of the store, or the error. A request that only reads has no effect
+/// to count.
+pub(crate) fn answered(key: &Key, answered: &Result<(Snapshot, Answer)>, only_reads: bool) {
     match answered {
         Ok((snapshot, answer)) => {
             tracing::debug!(
@@ -57,12 +58,12 @@ pub(crate) fn answered(key: &Key, answered: &Result<(Snapshot, Answer)>, only_lo
         }
     }
     #[cfg(feature = "metrics")]
-    count(key, answered, only_looks);
+    count(key, answered, only_reads);
     #[cfg(not(feature = "metrics"))]
-    let _ = only_looks;
+    let _ = only_reads;
 }
 
-/// Answered without asking the store.
+/// Reports an answer that was given without the store.
 pub(crate) fn answered_locally(key: &Key, answer: &'static str) {
     tracing::debug!(target: "dlock::inventory", inventory = key.label(), answer, "answered");
     #[cfg(feature = "metrics")]
@@ -106,7 +107,7 @@ fn count_answer(inventory: &'static str, answer: &'static str) {
 }
 
 #[cfg(feature = "metrics")]
-fn count(key: &Key, answered: &Result<(Snapshot, Answer)>, only_looks: bool) {
+fn count(key: &Key, answered: &Result<(Snapshot, Answer)>, only_reads: bool) {
     use metrics::counter;
 
     let inventory = template(key);
@@ -114,7 +115,7 @@ fn count(key: &Key, answered: &Result<(Snapshot, Answer)>, only_looks: bool) {
         Ok((_, answer)) => {
             let word = word(answer);
             if let Answer::Found(record) = answer
-                && !only_looks
+                && !only_reads
             {
                 counter!("dlock_inventory_units_total", "inventory" => inventory, "effect" => word)
                     .increment(record.quantity);
@@ -133,7 +134,8 @@ fn count(key: &Key, answered: &Result<(Snapshot, Answer)>, only_looks: bool) {
     }
 }
 
-/// The template or the name; a plain text may be one of very many.
+/// The template or the name of a key. A plain string may be one of very many, so it is
+/// not used as a label.
 #[cfg(feature = "metrics")]
 fn template(key: &Key) -> &'static str {
     match key.template() {

@@ -1,5 +1,5 @@
-//! What stands in front of the store: a flag that says "sold out" without a round
-//! trip, and a limit of requests for the process.
+//! What is decided without the store: a cached "sold out" that needs no round trip, and
+//! the rate limit of this process.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use super::outcome::SoldOut;
 use crate::error::{Error, Result};
 use crate::store::{Answer, Snapshot};
 
-/// What is longer is as good as for ever, and no clock can count it.
+/// The longest time that "sold out" is cached: clocks cannot count for ever.
 const AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 #[derive(Default)]
 pub(crate) struct Admission {
     raised: AtomicBool,
-    /// The latest change of the sale that an answer knew of: answers may overtake
-    /// each other, and an older "sold out" tells nothing. A server that lost data
-    /// counts from lower on; then every request asks until it has caught up.
+    /// The latest change that an answer has seen. Answers may overtake each other, and an
+    /// older "sold out" is ignored. A server that lost data counts from a lower number;
+    /// then every request is sent until the count has caught up.
     latest: AtomicU64,
     flag: Mutex<Option<Flag>>,
     limited: AtomicBool,
     limiter: Mutex<Option<Arc<DefaultDirectRateLimiter>>>,
 }
 
-/// The last "sold out".
+/// The last "sold out" answer.
 #[derive(Clone, Copy)]
 struct Flag {
     available: u64,
@@ -45,7 +45,7 @@ impl Admission {
         self.limited.store(true, Ordering::Release);
     }
 
-    /// Lets a request through, or says when it may come again.
+    /// Lets a request through, or says when to try again.
     pub(crate) fn admit(&self) -> Result<()> {
         if !self.limited.load(Ordering::Acquire) {
             return Ok(());
@@ -56,7 +56,7 @@ impl Admission {
         })
     }
 
-    /// What a request for so many units would hear, if that is known.
+    /// The cached answer to a request for this quantity, if there is one.
     pub(crate) fn sold_out(&self, quantity: u64) -> Option<SoldOut> {
         if !self.raised.load(Ordering::Acquire) {
             return None;
@@ -73,8 +73,8 @@ impl Admission {
         (quantity > available).then_some(said)
     }
 
-    /// Learns from an answer. The flag lasts for `age` at most, and not beyond
-    /// the next expiry.
+    /// Updates the cache from an answer. "Sold out" is cached for `age` at most, and only
+    /// until the next reservation expires.
     pub(crate) fn update(&self, snapshot: &Snapshot, answer: &Answer, age: Duration) {
         if snapshot.changes > self.latest.load(Ordering::SeqCst) {
             self.latest.fetch_max(snapshot.changes, Ordering::SeqCst);
@@ -85,7 +85,8 @@ impl Admission {
             let lasts = said.next_expiry.map_or(age, |left| left.min(age)).min(AT_MOST);
             let available = snapshot.available;
             let mut flag = self.flag.lock();
-            // First: who knows of a later change sees it raised, or is seen here.
+            // This comes first: a thread that knows of a later change either sees the flag
+            // raised, or its change is seen here.
             self.raised.store(true, Ordering::SeqCst);
             if snapshot.changes >= self.latest.load(Ordering::SeqCst) {
                 *flag = Some(Flag { available, until: now + lasts, said, at: now });
@@ -108,7 +109,7 @@ mod tests {
 
     const AGE: Duration = Duration::from_secs(60);
 
-    /// What an answer knew: after so many changes, so much is left.
+    /// What an answer says: after this number of changes, this many units are left.
     fn snapshot(changes: u64, available: u64) -> Snapshot {
         Snapshot { now: 1_000, available, reserved: 0, next_expiry: 0, opens_at: 0, changes }
     }

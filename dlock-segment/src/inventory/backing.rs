@@ -1,4 +1,4 @@
-//! Where a sale is kept, and how it is reached from here.
+//! Where an inventory is kept, and how it is called.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::store::memory::{Memory, SharedHome};
 use crate::store::{InventoryId, Store};
 
 pub(super) enum Backing {
-    /// Answers at once.
+    /// The embedded store, which answers at once.
     Memory(Memory, SharedHome),
     Remote(Arc<dyn Store>, Arc<Combiner>),
 }
@@ -34,7 +34,7 @@ impl Backing {
     }
 }
 
-/// The store beside the locks of this client.
+/// The store of inventories that belongs to the lock store of this client.
 pub(super) fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
     if let Some(memory) = Memory::new(dlock.client_extension()) {
         return Ok(Arc::new(memory));
@@ -46,11 +46,12 @@ pub(super) fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
     let name = dlock.capabilities().name;
     Err(Error::Store(
         dlock::Error::new(dlock::ErrorKind::Unsupported, dlock::Operation::Inventory)
-            .saying(format!("{name}:// keeps no stock; memory:// and redis:// do")),
+            .saying(format!("{name}:// cannot keep an inventory; use memory:// or redis://")),
     ))
 }
 
-/// Runs a call where the connections live; on the embedded store, right here.
+/// Runs a call on the driver, which has the connections. With the embedded store it runs
+/// right here.
 pub(super) async fn on_driver<T, C, F>(dlock: &Dlock, store: Arc<dyn Store>, call: C) -> Result<T>
 where
     T: Send + 'static,
@@ -67,12 +68,12 @@ where
     answered.await.unwrap_or(Err(Error::Unknown(None)))
 }
 
-/// A call that changes nothing is not unknown but failed.
+/// The error of a call that only reads: it failed, and no outcome is unknown.
 pub(super) fn read_failed(error: Error) -> Error {
     match error {
         Error::Unknown(_) => Error::Store(
             dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
-                .saying("the store did not answer, or not in words known here"),
+                .saying("the store did not answer, or its answer cannot be read; try again"),
         ),
         error => error,
     }

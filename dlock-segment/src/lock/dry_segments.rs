@@ -1,14 +1,14 @@
-//! Which segments were found dry, for all segmented locks of a client.
+//! Which segments were dry a moment ago, for all segmented locks of a client.
 
 use dlock::Key;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Keys remembered before those whose memory has ended are looked for.
-const SWEEP_FROM: usize = 64;
+/// With fewer keys than this, expired ones are not searched for.
+const MIN_SWEEP_KEYS: usize = 64;
 
-/// By key, the dry segments and until when each is remembered.
+/// The dry segments of each key, and until when each is remembered.
 #[derive(Default)]
 pub(crate) struct DrySegments(Mutex<Known>);
 
@@ -35,7 +35,7 @@ impl DrySegments {
 
     pub(crate) fn remember(&self, key: &Key, index: usize, until: Instant) {
         let mut known = self.0.lock();
-        if known.keys.len() >= known.sweep_at.max(SWEEP_FROM) {
+        if known.keys.len() >= known.sweep_at.max(MIN_SWEEP_KEYS) {
             let now = Instant::now();
             known.keys.retain(|_, dry| dry.iter().any(|(_, until)| *until > now));
             known.sweep_at = known.keys.len() * 2;

@@ -1,5 +1,5 @@
-//! Stock inside this process, for all clients of one embedded lock store. Nothing
-//! outlives the process.
+//! Inventories inside this process, for all clients of one embedded lock store. They end
+//! with the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,21 +20,21 @@ use super::{
 use crate::error::{Error, Result};
 use crate::planted_bug::{Bug, PlantedBug};
 
-/// The sales of one embedded store.
+/// The inventories of one embedded store.
 #[derive(Debug)]
 pub struct Memory {
     homes: Arc<Homes>,
     client: ClientExtension,
 }
 
-/// One sale.
+/// One inventory.
 pub(crate) type SharedHome = Arc<Mutex<Home>>;
 
 #[derive(Debug)]
 pub(crate) struct Homes {
     inventories: Mutex<HashMap<Key, SharedHome>>,
     births: AtomicU64,
-    /// The bug of the homes made from now on.
+    /// The planted bug of inventories that are made from now on.
     planted: Mutex<PlantedBug>,
 }
 
@@ -46,20 +46,20 @@ impl Default for Homes {
 }
 
 impl Memory {
-    /// The sales beside the locks of this client; `None` if its backend is not the
+    /// The inventories in the lock store of this client; `None` if that is not the
     /// embedded one.
     pub fn new(client: ClientExtension) -> Option<Self> {
         let homes = client.embedded()?;
         Some(Memory { homes, client })
     }
 
-    /// Plants a bug in the sales made from now on.
+    /// Plants a bug in the inventories that are made from now on.
     #[cfg(feature = "simulation")]
     pub fn plant(&self, bug: Bug) {
         *self.homes.planted.lock() = PlantedBug::with(Some(bug));
     }
 
-    /// Milliseconds of Unix time, by the client's clock: one that a test can pause.
+    /// Milliseconds of Unix time by the client's clock, which a test can pause.
     fn now(&self) -> u64 {
         unix_millis(self.client.now())
     }
@@ -81,7 +81,7 @@ impl Memory {
         Ok(work(&mut home.lock(), now))
     }
 
-    /// Applies one request to a sale at hand, without any waiting.
+    /// Applies one request at once.
     pub(crate) fn apply_one(
         &self,
         inventory: &InventoryId,
@@ -104,7 +104,7 @@ impl Memory {
         Ok((home.view(now), answer))
     }
 
-    /// The planted bug of a count that is read, and written by what was read.
+    /// The planted bug: the count is read first and written in a second step.
     fn read_then_write(
         &self,
         inventory: &InventoryId,
@@ -137,7 +137,7 @@ fn not_found(inventory: &InventoryId) -> Error {
     ))
 }
 
-/// By the real time at the first call and the client's clock since.
+/// The real time at the first call, and the client's clock since then.
 fn unix_millis(now: Moment) -> u64 {
     static START: std::sync::OnceLock<(u64, u64)> = std::sync::OnceLock::new();
     let (unix, start) = *START.get_or_init(|| {

@@ -1,5 +1,5 @@
-//! One sale, as a pure machine: time and chance are handed in. The scripts of the
-//! Redis store do the same; a test runs both side by side.
+//! One inventory as a pure state machine: time and randomness are arguments. The scripts
+//! of the Redis store do the same, and a test compares both.
 
 pub(crate) mod ledger;
 pub(crate) mod units;
@@ -19,10 +19,10 @@ use crate::planted_bug::{Bug, PlantedBug};
 #[derive(Debug)]
 pub(crate) struct Home {
     birth: u64,
-    /// Whoever still has it at hand must not use it.
+    /// A removed home may still be referenced, and must not be used.
     pub(crate) is_removed: bool,
     pub(crate) terms: Terms,
-    /// The terms that may change while the sale runs.
+    /// The terms that may change while the inventory is in use.
     opens_at: u64,
     closes_at: u64,
     paused: bool,
@@ -95,7 +95,7 @@ impl Home {
         self.journal.iter().filter(|entry| entry.sequence > after).take(limit).cloned().collect()
     }
 
-    /// Gives back expired reservations, some at a time.
+    /// Gives back some expired reservations.
     pub(crate) fn reclaim(&mut self, now: u64) {
         for _ in 0..MAX_RECLAIMED {
             let Some((id, hold)) = self.ledger.first_expired(now) else { return };
@@ -103,7 +103,7 @@ impl Home {
         }
     }
 
-    /// Applies one request of a batch whose reclaiming is done. `start`: the
+    /// Applies one request of a batch, after [`reclaim`](Self::reclaim). `start` is the
     /// segment to begin with.
     pub(crate) fn apply(&mut self, now: u64, start: usize, request: &Request) -> Answer {
         match request {
@@ -191,7 +191,7 @@ impl Home {
         Answer::Found(record)
     }
 
-    /// Why so many units cannot be taken for this buyer.
+    /// Why this quantity cannot be taken for this buyer, if so.
     fn refusal(&self, now: u64, quantity: u64, buyer: Option<&Id>) -> Option<Answer> {
         if self.paused {
             return Some(Answer::Paused);
@@ -237,7 +237,7 @@ impl Home {
         Record { status, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose }
     }
 
-    /// The record of an operation, after its time has been looked at.
+    /// The record of an operation. A reservation whose time is over expires first.
     fn look(&mut self, now: u64, id: &Id) -> Option<Record> {
         let record = self.ledger.find(now, id)?;
         if record.status == Status::Reserved && record.expires <= now {
@@ -246,7 +246,7 @@ impl Home {
         Some(record)
     }
 
-    /// Confirms or cancels.
+    /// Confirms or cancels a reservation.
     fn close(&mut self, now: u64, id: &Id, status: Status) -> Answer {
         match self.look(now, id) {
             Some(hold) if hold.status == Status::Reserved => {
@@ -295,7 +295,7 @@ impl Home {
         }
     }
 
-    /// Nothing ever happens under this id.
+    /// Refuses everything under this id from now on.
     fn put_tombstone(&mut self, now: u64, id: &Id) -> Answer {
         let record = Record::tombstone(now);
         self.ledger.put(now, id, record.clone());
@@ -430,7 +430,7 @@ impl Home {
     }
 }
 
-/// The answer to a request under an id that is known.
+/// The answer to a request under an id that has a record.
 fn again(record: Record, statuses: &[Status], quantity: u64, whose: Option<&Id>) -> Answer {
     if record.status == Status::Tombstone || record.is_same(statuses, quantity, whose) {
         return Answer::Found(record);
@@ -443,7 +443,7 @@ fn is_reservation(record: &Record) -> bool {
     matches!(record.status, Reserved | Confirmed | Cancelled | Expired | Tombstone)
 }
 
-/// `quantity` units of these parts, after the first `skip`.
+/// The parts of `quantity` units, after the first `skip` units.
 pub(crate) fn cut(parts: &[(u32, u64)], mut skip: u64, mut quantity: u64) -> Parts {
     let mut cut = Parts::new();
     for &(segment, count) in parts {

@@ -1,4 +1,4 @@
-//! How batches are written for the scripts, and how their replies are read.
+//! Encodes batches for the scripts, and decodes their replies.
 
 use hashbrown::HashSet;
 use redis::Value;
@@ -7,9 +7,9 @@ use rmp::encode::{write_array_len, write_str, write_uint};
 use crate::store::home::cut;
 use crate::store::{Answer, Counts, Effect, Entry, Id, Parts, Record, Request, Status, View};
 
-/// A batch as `apply.lua` reads it. Most requests are alike, and are written
-/// together: deductions of one quantity without id or buyer as a run, those with an
-/// id and no buyer as a list of ids. All are given by their place in the batch.
+/// A batch as `apply.lua` reads it. Most requests are similar and are written together:
+/// deductions of one quantity without id or buyer as a run, those with an id and no buyer
+/// as a list of ids. The numbers are indices into the batch.
 pub(crate) struct Batch<'a> {
     requests: &'a [Request],
     runs: Vec<(u64, Vec<usize>)>,
@@ -37,7 +37,7 @@ impl<'a> Batch<'a> {
         batch
     }
 
-    /// The places in the order in which the script comes to them.
+    /// The indices in the order in which the script applies them.
     #[cfg(test)]
     pub(crate) fn order(&self) -> Vec<usize> {
         let alike = self.runs.iter().chain(&self.named).flat_map(|(_, places)| places);
@@ -75,7 +75,7 @@ impl<'a> Batch<'a> {
         packed
     }
 
-    /// The view and the answers, in the order of the requests.
+    /// Decodes the view and the answers, in the order of the requests.
     pub(super) fn answers(&self, reply: &Value) -> Option<(View, Vec<Answer>)> {
         let Value::Array(reply) = reply else { return None };
         let [head, lines] = reply.as_slice() else { return None };
@@ -149,7 +149,7 @@ fn fields(request: &Request) -> (&'static str, u64, Option<&Id>, Option<&Id>, u6
     }
 }
 
-/// A record, which starts with a small letter, or a refusal.
+/// Decodes a record, which starts with a lowercase letter, or a refusal.
 fn answer(text: &str) -> Option<Answer> {
     match text.starts_with(|letter: char| letter.is_ascii_lowercase()) {
         true => Some(record(text).map_or(Answer::Unreadable, Answer::Found)),
@@ -185,7 +185,7 @@ const STATUSES: [(char, Status); 8] = [
     ('q', Status::Tombstone),
 ];
 
-/// A record as it is stored.
+/// Decodes a stored record.
 pub(super) fn record(text: &str) -> Option<Record> {
     let mut words = text.splitn(8, ' ');
     let letter = words.next()?.chars().next()?;
@@ -208,10 +208,10 @@ fn parts(text: &str) -> Option<Parts> {
     text.split(',').filter(|part| !part.is_empty()).map(part).collect()
 }
 
-/// How many words a head has; the last one is the time.
+/// The number of 64-bit words of a head; the last one is the time.
 const WORDS: usize = 32;
 
-/// A head as `head.lua` packs it.
+/// Decodes a head as `head.lua` packs it.
 pub(super) fn view(head: &Value) -> Option<View> {
     let Value::BulkString(packed) = head else { return None };
     let word = |at| word(packed, at);
@@ -245,7 +245,7 @@ fn word(packed: &[u8], at: usize) -> Option<u64> {
     u64::try_from(i64::from_be_bytes(bytes.try_into().ok()?)).ok()
 }
 
-/// What `look.lua` replies.
+/// Decodes the reply of `look.lua`.
 pub(super) fn counts(reply: &[Value]) -> Option<(View, Vec<Counts>)> {
     let [head, Value::BulkString(words)] = reply else { return None };
     let view = view(head)?;
@@ -262,7 +262,7 @@ pub(super) fn counts(reply: &[Value]) -> Option<(View, Vec<Counts>)> {
     Some((view, (0..count).map(segment).collect::<Option<_>>()?))
 }
 
-/// A line of the journal.
+/// Decodes a line of the journal.
 pub(super) fn entry(sequence: u64, line: &str) -> Option<Entry> {
     let words: Vec<&str> = line.split('\t').collect();
     let [letter, operation, whose, quantity, of, epoch, at] = words[..] else { return None };

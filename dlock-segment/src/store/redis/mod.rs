@@ -1,5 +1,5 @@
-//! Stock in Redis, on the connection of the client's locks. Every call is one
-//! script; see `lua/head.lua` for what is stored.
+//! Inventories in Redis, on the connection of the client's locks. Every change is one
+//! script; `lua/head.lua` says what is stored.
 
 pub(crate) mod codec;
 
@@ -49,18 +49,18 @@ fn scripts() -> &'static Scripts {
     })
 }
 
-/// Fields and values of a hash, which need not be text.
+/// Fields and values of a hash, which need not be UTF-8.
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// The sales in the Redis of a client. Its calls are to be polled on the
-/// client's driver.
+/// The inventories in the Redis of a client. Its calls must be polled on the driver of
+/// the client.
 #[derive(Clone, Debug)]
 pub struct Redis {
     client: ClientExtension,
 }
 
 impl Redis {
-    /// The sales client the locks of this client; `None` if its backend is not Redis.
+    /// The inventories in the lock store of this client; `None` if that is not Redis.
     pub fn new(client: ClientExtension) -> Option<Self> {
         let probe = Key::new("probe").ok()?;
         client.redis_name(&probe).is_ok().then_some(Redis { client })
@@ -71,7 +71,7 @@ impl Redis {
         self.client.script(script, &[&name], arguments).await.map_err(|error| error.on(key).into())
     }
 
-    /// The same for a call that only looks, so that silence is no `Unknown`.
+    /// Makes a call that only reads, so that a missing answer is not `Unknown`.
     async fn command(&self, key: Option<&Key>, command: &[&[u8]]) -> Result<Value> {
         self.client.command(command).await.map_err(|error| {
             Error::Store(match key {
@@ -81,7 +81,7 @@ impl Redis {
         })
     }
 
-    /// Applies a batch from this segment on.
+    /// Applies a batch, beginning with this segment.
     pub(crate) async fn apply_from(
         &self,
         inventory: &InventoryId,
@@ -116,7 +116,7 @@ impl Redis {
     async fn page(&self, inventory: &InventoryId, from: Cursor) -> Result<Page> {
         let name = self.client.redis_name(&inventory.key)?;
         let view = self.view(inventory).await?;
-        // Newer ones first: holds, then by generation, then the buyers.
+        // Newer records come first: holds, then by generation; then the buyers.
         let [last, before] = view.found_generations();
         let hashes = [
             format!("{name}h"),
@@ -158,9 +158,9 @@ impl Redis {
         after: u64,
         limit: usize,
     ) -> Result<Vec<Entry>> {
-        self.view(inventory).await?; // one of the same name may have taken its place
+        self.view(inventory).await?; // another inventory of this name may exist now
         let name = format!("{}j", self.client.redis_name(&inventory.key)?);
-        // Each is a batch, mostly of many.
+        // Each entry of the stream is a batch, mostly of many lines.
         let (from, limit) = (format!("({after}-0"), limit.div_ceil(10).to_string());
         let command: [&[u8]; 6] =
             [b"XRANGE", name.as_bytes(), from.as_bytes(), b"+", b"COUNT", limit.as_bytes()];
@@ -194,7 +194,7 @@ impl Redis {
         }
     }
 
-    /// A setting of the server; `None` if it may not be asked for.
+    /// A setting of the server; `None` if the user may not read it.
     async fn setting(&self, name: &str) -> Result<Option<String>> {
         let reply = match self.command(None, &[b"CONFIG", b"GET", name.as_bytes()]).await {
             Ok(reply) => reply,
@@ -222,9 +222,9 @@ fn unreadable() -> Error {
 impl Store for Redis {
     fn create<'a>(&'a self, key: &'a Key, terms: &'a Terms) -> Call<'a, View> {
         Box::pin(async move {
-            let whole = terms.text();
-            let mut arguments = vec![whole.as_bytes()];
-            arguments.extend(whole.split(' ').map(str::as_bytes));
+            let comparable = terms.to_comparable();
+            let mut arguments = vec![comparable.as_bytes()];
+            arguments.extend(comparable.split(' ').map(str::as_bytes));
             self.viewed(&scripts().create, key, &arguments).await
         })
     }

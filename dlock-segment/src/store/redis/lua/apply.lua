@@ -1,4 +1,4 @@
--- The batch itself; what it is given and answers is in apply_first.lua.
+-- Applies the batch. Its arguments and its reply are described in apply_first.lua.
 
 ---------------------------------------------------------------- reading
 local expired, more_expired = {}, false
@@ -38,7 +38,8 @@ if #named > 2 then
 end
 local any_known = look_up(names)
 
--- Who buys, whose reservations end here, and whose units come back.
+-- The buyers whose counts are needed: those who buy, whose reservations end here, and whose
+-- units are refunded.
 wanted = {}
 for n = 1, #items, FIELDS do
   if items[n] ~= 'r' then
@@ -62,14 +63,14 @@ end
 local overdue = {}
 for _, id in ipairs(expired) do
   local it = find(id)
-  if it == UNREADABLE then -- an audit names it; it must not come up again and again
+  if it == UNREADABLE then -- an audit reports it; here it must not come up again and again
     overdue[#overdue + 1], changed = id, true
-  elseif not is_hold[id] and not unhold[id] then -- only its time was left
+  elseif not is_hold[id] and not unhold[id] then -- only its expiry time was left
     unhold[id], changed = true, true
   end
 end
 
--- Why so many units cannot be taken for this buyer; nil if they can.
+-- Why this quantity cannot be taken for this buyer; nil if it can.
 local function refusal(quantity, buyer)
   if head[PAUSED] ~= 0 then
     return 'P'
@@ -91,7 +92,7 @@ local function refusal(quantity, buyer)
   end
 end
 
--- The answer to a request under an id that is known.
+-- The answer to a request under an id that has a record.
 local function again(it, statuses, quantity, whose)
   if it.status == 'q' or it.status == '?' or (string.find(statuses, it.status, 1, true)
       and it.quantity == quantity and it.whose == whose) then
@@ -259,7 +260,7 @@ function act.l(_, id)
   return it and write(it) or 'A'
 end
 
--- Deductions without id or buyer, as many at a time as a segment has.
+-- Deductions without id or buyer, as many at a time as one segment can serve.
 local function run(quantity, count)
   local done, parts = 0, {}
   while done < count do
@@ -288,8 +289,8 @@ for n = 1, #runs, 2 do
   reply[#reply + 1] = run(runs[n], runs[n + 1])
 end
 
--- Deductions of one quantity without buyer. New ids that a segment serves have the
--- same record, so it is made once, and answered once.
+-- Deductions of one quantity without a buyer. New ids that one segment serves have the same
+-- record, so it is made once and answered once.
 local function buy(quantity, ids)
   local answers, alike, last_answer = {}, 0, nil
   local function answer(count, with)
@@ -356,15 +357,15 @@ end
 ---------------------------------------------------------------- writing
 if not changed then
   if #expired == 0 and head[NEXT_EXPIRY] ~= 0 and head[NEXT_EXPIRY] <= now then
-    -- Nothing is known of what is due: what knew it was lost.
+    -- An expiry is due that the sorted set does not have: the set was lost.
     local first = redis.call('ZRANGE', key .. 'x', 0, 0, 'WITHSCORES')
     head[NEXT_EXPIRY] = tonumber(first[2] or 0)
-    redis.pcall('SETRANGE', key, 0, pack_head(head)) -- if memory is short, another time
+    redis.pcall('SETRANGE', key, 0, pack_head(head)) -- if the server is out of memory, the next call does it
   end
   return { view(head), table.concat(reply, '\n') }
 end
 
--- A call with many arguments, in pieces that fit on Lua's stack.
+-- Makes a call with many arguments in pieces that fit on Lua's stack.
 local function call_with(command, hash, list)
   for from = 1, #list, 4000 do
     redis.call(command, hash, unpack(list, from, math.min(from + 3999, #list)))
@@ -380,7 +381,7 @@ for id, expires in pairs(held) do
   holds[n + 1], holds[n + 2] = id, records[id]
   expiries[n + 1], expiries[n + 2] = text(expires), id
 end
--- What frees memory first: a server that is out of it looks at the first write only.
+-- Deletions come first: a server that is out of memory only checks the first write.
 call_with('HDEL', key .. 'h', gone)
 call_with('ZREM', key .. 'x', gone)
 call_with('ZREM', key .. 'x', overdue)

@@ -1,12 +1,12 @@
--- The records of a batch under way, and what becomes of them.
+-- The records that a batch reads and writes.
 
--- By operation id: its record, if it has one; whether it is an open reservation; by
--- buyer, what they have.
+-- By operation id: its record, and whether it is an open reservation. By buyer: how many
+-- units the buyer has.
 local records, is_hold, has = {}, {}, {}
 -- The ids that have a record.
 local seen = {}
--- To be written: ids and records in turn, the last of an id counts; ids that are
--- no reservations any more; reservations; buyers.
+-- To be written: ids and records in turn, of which the last of an id counts; ids that are
+-- not open reservations any more; open reservations; buyers.
 local kept, unhold, held, buyers_changed = {}, {}, {}, {}
 
 local generation = math.floor(now / head[RETENTION])
@@ -27,7 +27,7 @@ local function look_in(hash, ids, marks)
   return any
 end
 
--- Looks ids up, the latest record last; whether any has one.
+-- Looks ids up, the latest record last. Returns whether any has a record.
 local function look_up(ids)
   local any = false
   if #ids == 0 then
@@ -44,7 +44,7 @@ local function look_up(ids)
   return any
 end
 
--- What is not in these words, or would break the counts, cannot be read: nil.
+-- Decodes a record; nil if it has another format, or would break the counts.
 local RECORD = '^([thcxersq]) (%d+) (%d+) (%d+) (%d+) (%d+) ([%d:,]*) (%C*)$'
 local function parse(record)
   local status, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
@@ -63,6 +63,7 @@ local function parse(record)
   return it
 end
 
+-- Encodes a record.
 local function write(it)
   if it.status == '?' then
     return 'U'
@@ -72,8 +73,8 @@ local function write(it)
   }, ' ')
 end
 
--- Keeps what became of an operation; `expires`: it is an open reservation until
--- then. Answers the record as a text.
+-- Keeps the record of an operation. With `expires` it is an open reservation until then.
+-- Returns the record.
 local function keep(id, record, expires)
   records[id] = record
   changed = true
@@ -113,7 +114,7 @@ end
 -- Stands for a record that cannot be read.
 local UNREADABLE = { status = '?' }
 
--- What became of an operation, after its time has been looked at.
+-- The record of an operation. A reservation whose time is over expires first.
 local function find(id)
   local record = records[id]
   if not record then
@@ -126,6 +127,7 @@ local function find(id)
   return it
 end
 
+-- Refuses everything under this id from now on.
 local function write_tombstone(id)
   local record = keep(id, 'q 0 0 0 ' .. now_text .. ' 0  ')
   add_entry('q', id, '', 0, '', 0)
