@@ -35,7 +35,7 @@ impl Place {
         Some(Place { dlock, another, server: Some(server) })
     }
 
-    /// So often where it costs nothing, fewer times where it takes round trips.
+    /// The number of rounds: many on the embedded store, fewer where each costs round trips.
     fn rounds(&self, embedded: usize, remote: usize) -> usize {
         if self.server.is_some() { remote } else { embedded }
     }
@@ -327,7 +327,7 @@ async fn a_policy_overrides_what_was_said_before_it_and_not_what_is_said_after_i
     let (one, three) = (Duration::from_secs(1), Duration::from_secs(3));
     assert_eq!(waited(lock().wait(one).policy("hot")).await, 3);
     assert_eq!(waited(lock().policy("hot").wait(one)).await, 1);
-    // What a policy does not say stays as it was, whatever comes before or after.
+    // A policy does not change what it does not set, in any order of calls.
     assert_eq!(waited(lock().wait(one).policy("cold")).await, 1);
     assert_eq!(waited(lock().policy("hot").policy("cold")).await, 3);
     assert_eq!(waited(lock().policy("cold").wait(one).policy("hot")).await, 3);

@@ -71,7 +71,7 @@ impl Model {
         theirs.map(|it| it.sold() + it.reserved()).sum()
     }
 
-    /// "Limit", "sold out", or nothing in the way.
+    /// The refusal, if there is one: limit reached or sold out.
     fn refusal(&self, quantity: u64, buyer: &str) -> &'static str {
         if self.has(buyer) + quantity > self.per_buyer {
             "limit"
@@ -89,13 +89,13 @@ struct Walk {
     random: StdRng,
 }
 
-/// Mostly few.
+/// A random quantity, mostly small.
 fn segments(random: &mut StdRng) -> u32 {
     let few = random.random_range(1..9);
     if random.random_ratio(1, 8) { 75 * few } else { few }
 }
 
-/// What went wrong.
+/// The description of what went wrong.
 type Verdict = Result<(), String>;
 
 fn agree(what: &str, is: impl std::fmt::Debug, should_be: impl std::fmt::Debug) -> Verdict {
@@ -169,7 +169,7 @@ impl Walk {
         }
     }
 
-    /// Many at the same time, each for itself: whoever finds something gets it.
+    /// Many deductions at the same time: each one that finds units gets them.
     async fn burst(&mut self) -> Verdict {
         let many = self.random.random_range(2..300);
         let number: u32 = self.random.random();
@@ -400,7 +400,7 @@ async fn planted_bugs_are_found() {
     }
 }
 
-/// That bug shows between threads only.
+/// This bug only shows between threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_count_read_then_written_is_found() {
     let oversold = |place: Place| async move {

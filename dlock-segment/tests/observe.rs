@@ -1,5 +1,5 @@
-//! What metrics and traces show of segments and sales. In a process of its own:
-//! recorders and subscribers are global.
+//! What metrics and traces show of segments and inventories. This test needs a process of
+//! its own, because recorders and subscribers are global.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -31,7 +31,7 @@ fn counters(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
     counted
 }
 
-/// Where the traces go.
+/// The writer that collects the traces.
 #[derive(Clone)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -95,7 +95,7 @@ async fn metrics_and_traces() {
     let throttled = sale.clone().rate_limit_per_process(1).unwrap();
     while throttled.deduct(1).send().await.is_ok() {}
     drop(receipt);
-    // The name of a sale may be its text.
+    // A key can have its own string as its name.
     let nightly = Key::new("nightly").unwrap().named("nightly");
     let named = Inventory::builder(&dlock, nightly).stock(1).create().await.unwrap();
     taken(named.deduct(1).send().await.unwrap());

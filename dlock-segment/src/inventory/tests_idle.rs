@@ -1,4 +1,4 @@
-//! Ten thousand sales open in one process is normal: what an idle one holds here.
+//! Ten thousand open inventories in one process are normal: what an idle one holds.
 
 use dlock::Dlock;
 use dlock_testkit::redis::RedisServer;
@@ -6,7 +6,8 @@ use dlock_testkit::redis::RedisServer;
 use super::backing::Backing;
 use super::{Inventory, OpenInventories, Shared};
 
-/// Bytes of an open sale in this process, its name and its place in a table aside.
+/// The largest size of an open inventory in this process, in bytes, without its name and
+/// its table entry.
 const AT_MOST: usize = 1_024;
 
 async fn client() -> Option<(RedisServer, Dlock)> {

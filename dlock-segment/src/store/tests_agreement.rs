@@ -1,6 +1,5 @@
-//! The scripts and the pure machine agree: the same random batches, at the times
-//! that the server says, give the same answers and the same counts, and I2 holds
-//! after each.
+//! The scripts and the pure state machine agree: the same random batches, at the times that
+//! the server reports, give the same answers and the same counts, and I2 holds after each.
 
 use dlock::{Dlock, Key};
 use dlock_testkit::redis::RedisServer;

@@ -21,8 +21,8 @@ on_both_stores!(
     what_is_dry_is_asked_last,
 );
 
-/// Columns of stock that notice when two tasks are in one of them at once, or a
-/// task with an older token than somebody before.
+/// Columns of stock that detect two tasks in one of them at the same time, or a task with
+/// an older token than one before it.
 #[derive(Default)]
 struct Columns(Vec<Column>);
 
@@ -60,7 +60,7 @@ impl Columns {
         self.0.iter().map(|column| column.units.load(Ordering::SeqCst)).collect()
     }
 
-    /// How often each was asked, since the last time.
+    /// How often each column was used since the last call.
     fn visits(&self) -> Vec<usize> {
         self.0.iter().map(|column| column.visits.swap(0, Ordering::SeqCst)).collect()
     }

@@ -1,4 +1,4 @@
-//! Every way in which a call can end. After each nothing is held.
+//! Every way in which a call can end. After each of them nothing is held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -54,7 +54,7 @@ async fn busy_segments_are_passed_over_then_told(place: Place) {
     for _ in 0..10 {
         assert_eq!(index(&place.dlock, &ran).await, Ok(SegmentOutcome::Done(1)));
     }
-    // Its release is sent, and not waited for.
+    // The release is sent without waiting for the answer.
     let one = other.mutex("stock:1").lock().await.unwrap();
     let busy = index(&place.dlock, &ran).await.unwrap_err();
     assert_eq!(busy, AppError::Lock(ErrorKind::TimedOut, Body::NotRun));
@@ -92,7 +92,7 @@ impl Drop for Marks<'_> {
     }
 }
 
-/// Dry once, then for ever inside.
+/// Is dry once, then never returns from the second segment.
 #[segmented_lock(key = "stock", segments = 2, client = dlock)]
 async fn stuck(dlock: Dlock, trace: Arc<Trace>) -> Result<SegmentOutcome<()>, AppError> {
     if trace.entered.fetch_add(1, Ordering::SeqCst) == 0 {

@@ -1,4 +1,4 @@
-//! On what it can be written.
+//! The functions that the attribute accepts.
 
 use std::fmt::Display;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use dlock::{Error, Result, distributed_lock, testing};
 use dlock_segment::{SegmentOutcome, segmented_lock};
 
-/// What the body changes it finds changed on the next segment.
+/// A change that the body makes is visible on the next segment.
 #[segmented_lock(key = "stock", segments = 4)]
 async fn gathered(mut wanted: u32, log: &mut Vec<String>) -> Result<SegmentOutcome<u32>> {
     log.push(format!("{wanted}"));
@@ -68,7 +68,7 @@ impl Warehouse for Shop {
     }
 }
 
-/// One more lock inside, and the same stock again.
+/// Locks another key inside, and the same stock again.
 #[segmented_lock(key = "stock:{sku}", segments = 2)]
 #[distributed_lock(key = "audit:{sku}")]
 async fn nested(sku: u32, again: bool) -> Result<SegmentOutcome<usize>> {

@@ -1,4 +1,4 @@
-//! What stands in front of the store.
+//! Answers without the store: the cached "sold out" and the rate limit.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn the_sold_out_flag_falls(place: Place) {
     .await;
 }
 
-/// Seen by this process, a return of units ends it at once.
+/// When this process sees that units are available again, the cached answer ends at once.
 async fn the_flag_falls_however_units_return(place: Place) {
     let sale = place.sale(3, 2).await.sold_out_for(Duration::from_secs(3_600));
     taken(sale.deduct(2).operation("bought").send().await.unwrap());

@@ -1,9 +1,9 @@
-//! What a sale promises, on every store.
+//! What an inventory promises, on every store.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+mod accounting;
 mod admission;
-mod books;
 #[path = "../common/mod.rs"]
 mod common;
 mod operations;

@@ -1,4 +1,4 @@
-//! How a sale is made, found and changed, and what it refuses to be.
+//! How an inventory is made, opened and changed, and which terms are refused.
 
 use std::time::{Duration, SystemTime};
 
