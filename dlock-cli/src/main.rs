@@ -8,6 +8,7 @@ mod bench;
 mod break_lock;
 mod exit_status;
 mod health;
+mod inventory;
 mod key_view;
 mod ls;
 mod output;
@@ -15,7 +16,6 @@ mod run;
 mod sale;
 mod sale_report;
 mod show;
-mod stock;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -70,7 +70,8 @@ enum Command {
     Ls(ls::Ls),
     Show(show::Show),
     Break(break_lock::Break),
-    Stock(stock::Stock),
+    #[command(visible_alias = "stock")]
+    Inventory(inventory::Inventory),
     Watch(watch::Watch),
     Health(health::Health),
     Bench(bench::Bench),
@@ -118,7 +119,7 @@ impl Command {
     async fn run(self, common: &Common) -> Result<u8> {
         match self {
             Command::Sale(sale) => sale.run(common).await.map(|()| 0),
-            Command::Stock(stock) => stock.run(common).await,
+            Command::Inventory(inventory) => inventory.run(common).await,
             Command::Run(run) => run.run(common).await,
             Command::Ls(ls) => ls.run(common).await.map(|()| 0),
             Command::Show(show) => show.run(common).await.map(|()| 0),

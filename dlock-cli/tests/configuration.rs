@@ -128,7 +128,7 @@ fn bad_input_is_64_before_anything_is_asked() {
     let nobody = "redis://127.0.0.1:1";
     let long = "x".repeat(600);
     for key in ["", &long, "a\tb"] {
-        for command in ["show", "break", "stock"] {
+        for command in ["show", "break", "inventory"] {
             let refused = output(&mut on(nobody), &[command, key]);
             assert_eq!(status(&refused), 64, "{command} {key:?}: {}", said(&refused));
             assert_eq!(said(&refused).lines().count(), 1, "{}", said(&refused));
@@ -152,7 +152,8 @@ fn bad_input_is_64_before_anything_is_asked() {
 #[test]
 fn the_least_rights_are_enough_for_a_sale() {
     let Some(server) = RedisServer::start() else { return };
-    let rights = [include_str!("../../docs/redis.acl"), include_str!("../../docs/redis-stock.acl")];
+    let rights =
+        [include_str!("../../docs/redis.acl"), include_str!("../../docs/redis-inventory.acl")];
     let rights = rights.iter().flat_map(|text| text.lines());
     let rights = rights.filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace);
     let mut user = vec!["ACL", "SETUSER", "least", "reset", "on", ">secret"];

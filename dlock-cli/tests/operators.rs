@@ -94,25 +94,25 @@ fn health_is_a_probe() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stock_is_shown_and_audited() {
+async fn an_inventory_is_shown_and_audited() {
     let Some(server) = RedisServer::start() else { return };
     let shop = client(&server).await;
     let sale = Inventory::builder(&shop, "phone").stock(100).segments(4).create().await;
     let sale = sale.expect("a sale");
     sale.deduct(30).operation("a").send().await.expect("sold");
     sale.reserve(10).operation("b").send().await.expect("reserved");
-    let seen = json(&output(&mut on(&server.url()), &["stock", "phone", "--json"]));
+    let seen = json(&output(&mut on(&server.url()), &["inventory", "phone", "--json"]));
     let counts = (&seen[0]["available"], &seen[0]["reserved"], &seen[0]["sold"]);
     assert_eq!(counts, (&60.into(), &10.into(), &30.into()), "{seen:?}");
     assert_eq!(
         (&seen[0]["clean"], seen[0]["segments"].as_array().map(Vec::len)),
         (&true.into(), Some(4))
     );
-    let shown = printed(&output(&mut on(&server.url()), &["stock", "phone"]));
+    let shown = printed(&output(&mut on(&server.url()), &["inventory", "phone"]));
     assert!(shown.contains('█') && shown.contains("every unit is accounted for"), "{shown}");
     let missing = output(&mut on(&server.url()), &["stock", "nothing"]);
     assert_eq!(status(&missing), 1);
-    assert!(said(&missing).contains("there is no sale `nothing`"), "{}", said(&missing));
+    assert!(said(&missing).contains("there is no inventory `nothing`"), "{}", said(&missing));
 }
 
 /// The exit status and the errors of a command whose output nobody reads.
@@ -155,7 +155,7 @@ fn errors_say_what_to_do() {
     let empty = output(&mut dlock(), &["show", "", "--url", "memory://"]);
     assert_eq!(status(&empty), 64, "{}", said(&empty));
     assert_eq!(status(&output(&mut dlock(), &["run", "k"])), 2, "no program");
-    for command in ["sale", "run", "ls", "show", "break", "stock", "watch", "bench", "health"] {
+    for command in ["sale", "run", "ls", "show", "break", "inventory", "watch", "bench", "health"] {
         let help = output(&mut dlock(), &[command, "--help"]);
         assert_eq!(status(&help), 0);
         assert!(printed(&help).contains(&format!("dlock {command} ")), "{command} has no example");

@@ -48,7 +48,7 @@ fn no_color_means_none() {
     };
     assert!(shown.contains("\x1b[2m0 held, 0 waiting"), "{shown:?}");
     assert_eq!(shown.matches("\x1b[2J").count(), 2, "it is redrawn: {shown:?}");
-    let Some(shown) = on_a_terminal("stock --help", &[("NO_COLOR", "1")]) else { return };
+    let Some(shown) = on_a_terminal("inventory --help", &[("NO_COLOR", "1")]) else { return };
     assert!(!shown.contains(COLOUR), "{shown:?}");
     let Some(shown) = on_a_terminal("health --url memory://", &[("NO_COLOR", "1")]) else { return };
     assert!(!shown.contains(COLOUR), "{shown:?}");

@@ -101,8 +101,8 @@ pub enum Operation {
     List,
     /// Breaking the lock of somebody else.
     Break,
-    /// Changing the stock of an inventory (`dlock-segment`).
-    Stock,
+    /// Changing the units of an inventory (`dlock-segment`).
+    Inventory,
 }
 
 impl Operation {
@@ -117,7 +117,7 @@ impl Operation {
             Operation::Inspect => "inspect",
             Operation::List => "list",
             Operation::Break => "break",
-            Operation::Stock => "stock",
+            Operation::Inventory => "inventory",
         }
     }
 }

@@ -126,7 +126,8 @@ impl ClientExtension {
         use crate::error::{Error, ErrorKind, Operation};
 
         self.backend().ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, Operation::Stock).saying("the backend is not Redis")
+            Error::new(ErrorKind::Unsupported, Operation::Inventory)
+                .saying("the backend is not Redis")
         })
     }
 
@@ -135,7 +136,7 @@ impl ClientExtension {
         use crate::error::{Error, ErrorKind, Operation};
 
         tokio::time::timeout(self.call_timeout, call).await.unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::Unknown, Operation::Stock)
+            Err(Error::new(ErrorKind::Unknown, Operation::Inventory)
                 .saying(format!("no answer within {:?}; it may have happened", self.call_timeout)))
         })
     }

@@ -114,19 +114,19 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 ///
 /// ```
 /// use dlock::{Error, testing};
-/// use dlock_segment::{Take, segmented_lock};
+/// use dlock_segment::{SegmentOutcome, segmented_lock};
 ///
 /// # async fn take_one(column: usize, token: u64) -> Option<u64> { (column == 3).then_some(token) }
 /// #[segmented_lock(key = "stock:{sku}", segments = 20)]
-/// async fn take(sku: &str) -> Result<Take<u64>, Error> {
+/// async fn take(sku: &str) -> Result<SegmentOutcome<u64>, Error> {
 ///     let row = take_one(segment.index(), guard.token().get()).await;
-///     Ok(row.map_or(Take::Dry, Take::Done))
+///     Ok(row.map_or(SegmentOutcome::Dry, SegmentOutcome::Done))
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> { testing::scope(async {
 /// match take("phone").await? {
-///     Take::Done(row) => println!("got {row}"),
-///     Take::Dry => println!("every segment is dry"),
+///     SegmentOutcome::Done(row) => println!("got {row}"),
+///     SegmentOutcome::Dry => println!("every segment is dry"),
 /// }
 /// # Ok(()) }).await }
 /// ```
@@ -140,9 +140,9 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// `#[distributed_lock]`.
 ///
 /// # Errors
-/// The function must return a `Result<Take<T>, E>` with `E: From<dlock::Error>`, or a
-/// `Take<T>` if the attribute has an `on_error`. It returns the first value of the body
-/// that is not dry. `Take::Dry` means that every segment was dry. The error `TimedOut`
+/// The function must return a `Result<SegmentOutcome<T>, E>` with `E: From<dlock::Error>`, or a
+/// `SegmentOutcome<T>` if the attribute has an `on_error`. It returns the first value of the body
+/// that is not dry. `SegmentOutcome::Dry` means that every segment was dry. The error `TimedOut`
 /// means that the segments that were left stayed busy for the whole `wait`.
 ///
 /// # Options

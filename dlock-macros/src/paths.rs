@@ -95,7 +95,7 @@ impl SegmentPaths {
     /// The trait of what can say that a segment is dry, at the span where rustc
     /// complains if the return type does not implement it.
     pub(crate) fn may_be_dry(&self, span: Span) -> TokenStream {
-        join(&self.root, quote_spanned!(span=> Takes))
+        join(&self.root, quote_spanned!(span=> MayBeDry))
     }
 
     /// The function that makes the segmented lock.

@@ -1,5 +1,5 @@
-//! How fast a sale is, beside `redis-benchmark -P 100` of one conditional
-//! decrement, in one run on one Redis:
+//! Measures how fast an inventory is, compared with `redis-benchmark -P 100` of one
+//! conditional decrement, in one run on one Redis:
 //!
 //! ```text
 //! cargo run --release -p dlock-segment --example dlock-sale-speed -- [rounds] [seconds]
@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::Dlock;
-use dlock_segment::{Inventory, SegmentedLock, Take};
+use dlock_segment::{Inventory, SegmentOutcome, SegmentedLock};
 use dlock_testkit::redis::RedisServer;
 
 const TASKS: usize = 1_000;
 const DECREMENT: &str = "local n = tonumber(redis.call('GET', KEYS[1])) \
     if n >= tonumber(ARGV[1]) then return redis.call('DECRBY', KEYS[1], ARGV[1]) end return -1";
 
-/// What a deduction carries.
+/// The options of the deductions.
 #[derive(Clone, Copy, PartialEq)]
 enum Carries {
     Nothing,
@@ -91,7 +91,7 @@ async fn main() {
     println!("\n{}", server.cli(&["info", "server"]).lines().nth(1).unwrap_or_default());
 }
 
-/// What one operation takes.
+/// The time that one operation takes.
 async fn bytes(dlock: &Dlock, server: &RedisServer, with_buyer: bool) -> f64 {
     const OPERATIONS: u64 = 100_000;
     let sale = fresh(dlock, OPERATIONS, 16, Carries::Id, false).await;
@@ -167,7 +167,7 @@ async fn fresh(
     sale.sold_out_for(Duration::ZERO).create().await.expect("a sale")
 }
 
-/// Deductions a second.
+/// Measures deductions per second.
 async fn rate(sale: &Inventory, tasks: usize, time: Duration, carries: Carries) -> f64 {
     let stop = Arc::new(AtomicBool::new(false));
     let began = Instant::now();
@@ -272,7 +272,7 @@ fn yardstick(server: &RedisServer) -> f64 {
     })
 }
 
-/// Bodies a second under the locks of so many segments.
+/// Measures how many bodies per second run under the locks of this many segments.
 async fn bodies(dlock: &Dlock, segments: u32, time: Duration) -> f64 {
     let stock = SegmentedLock::new(dlock, format!("layer-{segments}"), segments).wait_unlimited();
     let (done, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -283,9 +283,9 @@ async fn bodies(dlock: &Dlock, segments: u32, time: Duration) -> f64 {
                 while !stop.load(Ordering::Relaxed) {
                     let body = |_, _| async {
                         tokio::time::sleep(Duration::from_millis(1)).await;
-                        Ok::<_, dlock::Error>(Take::Done(()))
+                        Ok::<_, dlock::Error>(SegmentOutcome::Done(()))
                     };
-                    stock.take(body).await.expect("a segment");
+                    stock.run(body).await.expect("a segment");
                     done.fetch_add(1, Ordering::Relaxed);
                 }
             })
@@ -301,7 +301,7 @@ async fn bodies(dlock: &Dlock, segments: u32, time: Duration) -> f64 {
     rate
 }
 
-/// With stock to spare: one that runs out is restocked and goes on.
+/// With plenty of stock: an inventory that runs out is restocked.
 async fn costs(
     dlock: &Dlock,
     memory: &Dlock,
@@ -344,7 +344,8 @@ async fn rate_kept(
     rate
 }
 
-/// A few units in random segments, coming back all the time: most hear "sold out".
+/// A few units in random segments are given back all the time; most requests are answered
+/// "sold out".
 async fn nearly_dry(dlock: &Dlock, memory: &Dlock, segments: u32, time: Duration) -> (f64, f64) {
     let mut costs = [0.0; 2];
     for (cost, (place, tasks)) in costs.iter_mut().zip([(dlock, TASKS), (memory, 2)]) {

@@ -1,24 +1,24 @@
-//! What `#[segmented_lock]` asks of the types around it. The rest of what it
-//! expands to are calls that code by hand would make too.
+//! What `#[segmented_lock]` needs from the types around it. Otherwise it expands to calls
+//! that could be written by hand.
 
 use dlock::{Dlock, IntoKey};
 
-use crate::lock::{SegmentedLock, Take};
+use crate::lock::{SegmentOutcome, SegmentedLock};
 
-/// What a function under `#[segmented_lock]` can return: something that says
-/// whether the segment was dry.
+/// A type that a function under `#[segmented_lock]` can return: it says whether the
+/// segment was dry.
 ///
-/// That is a [`Take`], and every `Result` of one. Implement it for a type of your
-/// own to return that:
+/// [`SegmentOutcome`] and every `Result` of one implement it. Implement it for a type of
+/// your own to return that:
 ///
 /// ```
 /// use dlock::{Error, Fallible, testing};
-/// use dlock_segment::{Takes, segmented_lock};
+/// use dlock_segment::{MayBeDry, segmented_lock};
 ///
 /// #[derive(Debug, PartialEq)]
 /// enum Reply { Row(usize), SoldOut, TryLater }
 ///
-/// impl Takes for Reply {
+/// impl MayBeDry for Reply {
 ///     fn is_dry(&self) -> bool {
 ///         *self == Reply::SoldOut
 ///     }
@@ -34,41 +34,41 @@ use crate::lock::{SegmentedLock, Take};
 /// }
 ///
 /// #[segmented_lock(key = "stock:{sku}", segments = 2)]
-/// async fn take(sku: u64, full: Option<usize>) -> Reply {
+/// async fn buy(sku: u64, full: Option<usize>) -> Reply {
 ///     if full == Some(segment.index()) { Reply::Row(segment.index()) } else { Reply::SoldOut }
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// # testing::scope(async {
-/// assert_eq!(take(7, Some(1)).await, Reply::Row(1));
-/// assert_eq!(take(7, None).await, Reply::SoldOut); // each of the two is
+/// assert_eq!(buy(7, Some(1)).await, Reply::Row(1));
+/// assert_eq!(buy(7, None).await, Reply::SoldOut); // both are
 /// # }).await }
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot say that a segment is dry",
     label = "neither done nor dry",
-    note = "return a `Result<Take<T>, E>` with `E: From<dlock::Error>`",
-    note = "or a `Take<T>`, and add `on_error = |error| ..` to the attribute"
+    note = "return a `Result<SegmentOutcome<T>, E>` with `E: From<dlock::Error>`",
+    note = "or a `SegmentOutcome<T>`, and add `on_error = |error| ..` to the attribute"
 )]
-pub trait Takes {
-    /// Whether this segment had nothing, so that the next one is tried.
+pub trait MayBeDry {
+    /// Whether this segment had nothing left, so that the next one is tried.
     fn is_dry(&self) -> bool;
 
-    /// What is returned when every segment was dry.
+    /// The value to return when every segment was dry.
     fn dry() -> Self;
 }
 
-impl<T> Takes for Take<T> {
+impl<T> MayBeDry for SegmentOutcome<T> {
     fn is_dry(&self) -> bool {
-        matches!(self, Take::Dry)
+        matches!(self, SegmentOutcome::Dry)
     }
 
     fn dry() -> Self {
-        Take::Dry
+        SegmentOutcome::Dry
     }
 }
 
-impl<T: Takes, E> Takes for Result<T, E> {
+impl<T: MayBeDry, E> MayBeDry for Result<T, E> {
     fn is_dry(&self) -> bool {
         self.as_ref().is_ok_and(T::is_dry)
     }
@@ -78,7 +78,7 @@ impl<T: Takes, E> Takes for Result<T, E> {
     }
 }
 
-/// What `segments` of the attribute can be.
+/// A value that the option `segments` of the attribute can have.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is neither a number of segments nor their names and weights",
@@ -119,8 +119,9 @@ pub fn split(dlock: &Dlock, key: impl IntoKey, segments: impl Split) -> Segmente
     segments.split(dlock, key)
 }
 
-/// What a body refers to whose attribute did not compile: nothing runs it.
+/// Stands for `segment` and `guard` in a body whose attribute did not compile. It never
+/// runs.
 #[doc(hidden)]
 pub fn unbound<T>() -> &'static T {
-    unreachable!("the attribute has a fault")
+    unreachable!("the attribute has an error")
 }

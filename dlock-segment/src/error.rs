@@ -1,4 +1,4 @@
-//! What can go wrong with stock, and what to do about it.
+//! What can go wrong with an inventory, and what to do about it.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,56 +8,57 @@ use crate::store::Id;
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a call on a sale failed. What a sale *answers* (sold out, not started) is
-/// no error; see [`Deduction`](crate::Deduction).
+/// Why a call on an inventory failed. The regular answers (sold out, not started) are
+/// not errors; see [`Deduction`](crate::Deduction).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument is out of bounds; nothing was changed. Mend the call.
+    /// An argument is out of bounds; nothing was changed. Fix the call.
     Invalid(String),
-    /// There is no such sale, or no such operation in it.
+    /// There is no such inventory, or no such operation in it.
     NotFound(String),
-    /// The name or the id stands for something else; nothing was changed.
+    /// The name belongs to an inventory with other terms, or the id to another request;
+    /// nothing was changed.
     Conflict(String),
-    /// The store did not answer: applied or not, nobody knows yet. With an
-    /// operation id, [`Inventory::resolve`](crate::Inventory::resolve) settles it,
-    /// and so does the same call again.
-    Unknown(Option<Operation>),
-    /// This process takes no more for now; nothing was sent.
+    /// The store did not answer, so it is not known whether the request was applied. With
+    /// an operation id, [`Inventory::resolve`](crate::Inventory::resolve) settles it, and
+    /// so does the same call again.
+    Unknown(Option<OperationId>),
+    /// The rate limit of this process is reached; nothing was sent.
     Throttled {
-        /// When it will.
+        /// The time until the next request is let through.
         retry_after: Duration,
     },
     /// The store could not be used; nothing was applied.
     Store(dlock::Error),
 }
 
-/// The id of an operation whose outcome is not known.
+/// The id of an operation whose outcome is not known; see [`Error::Unknown`].
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Operation(pub(crate) Id);
+pub struct OperationId(pub(crate) Id);
 
-impl Operation {
-    /// The id as it was given.
+impl OperationId {
+    /// The id as it was given with the request.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Operation {
+impl fmt::Debug for OperationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Operation(..)")
+        f.write_str("OperationId(..)")
     }
 }
 
-impl AsRef<str> for Operation {
+impl AsRef<str> for OperationId {
     fn as_ref(&self) -> &str {
         &self.0
     }
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anybody mending anything.
-    /// Without an operation id, calling again after `Unknown` may take twice.
+    /// Whether the same call may succeed later without a fix. After `Unknown`, a call
+    /// without an operation id may have its effect twice.
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Unknown(_) | Error::Throttled { .. } => true,
@@ -66,7 +67,7 @@ impl Error {
         }
     }
 
-    /// A fault of the store during a call that changes something.
+    /// The error of the store during a call that changes something.
     pub(crate) fn of_store(error: dlock::Error) -> Self {
         match error.kind() {
             dlock::ErrorKind::Unknown => Error::Unknown(None),
@@ -82,10 +83,10 @@ impl fmt::Display for Error {
             Error::NotFound(what) => write!(f, "not found: {what}"),
             Error::Conflict(what) => write!(f, "conflict: {what}"),
             Error::Unknown(Some(_)) => f.write_str(
-                "outcome unknown: the store did not answer; call resolve() with the operation, or the same call again",
+                "outcome unknown: the store did not answer; call resolve() with the operation id, or send the same request again",
             ),
             Error::Unknown(None) => f.write_str(
-                "outcome unknown: the store did not answer, and without an operation id nobody can tell what it did",
+                "outcome unknown: the store did not answer, and without an operation id nobody can find out; give every request an .operation(id)",
             ),
             Error::Throttled { retry_after } => {
                 write!(f, "too many requests in this process; try again in {retry_after:?}")

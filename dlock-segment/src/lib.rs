@@ -1,43 +1,44 @@
-//! For what everybody wants at once.
+//! Locks and counts for resources that everybody wants at once.
 //!
-//! - [`SegmentedLock`]: something hot of your own is split in segments, each with
-//!   a lock; a task takes a free one and goes on to the next when it is dry.
-//! - [`Inventory`]: the count of a flash sale, kept by the store of the locks:
-//!   never below zero, each operation once, many requests in few round trips.
+//! - [`SegmentedLock`]: a hot resource of your own is split into segments with a lock each.
+//!   A task locks a free segment, and tries the next one if that has nothing left.
+//! - [`Inventory`]: the stock of a flash sale, counted in the store of the locks. It never
+//!   goes below zero, each operation has its effect once, and many requests share few
+//!   round trips.
 
 mod attribute;
-mod dry;
+
 mod error;
 mod inventory;
 mod lock;
 mod observe;
-mod plant;
+mod planted_bug;
 #[doc(hidden)]
 pub mod store;
 
-pub use attribute::Takes;
-pub use error::{Error, Operation, Result};
+pub use attribute::MayBeDry;
+pub use error::{Error, OperationId, Result};
 pub use inventory::{
-    Audit, Builder, Deduct, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
-    MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund, Refunding, Reservation,
-    ReservationHandle, Reserve, Resolved, Restock, SegmentAudit, Stock,
+    Audit, DeductRequest, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
+    InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund, RefundRequest,
+    Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, Stock,
 };
-pub use lock::{MAX_SEGMENTS, Segment, SegmentedLock, Segments, Take};
+pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments};
 #[doc(hidden)]
-pub use plant::Plant;
+pub use planted_bug::{Bug, PlantedBug};
 pub use store::{Durability, Effect, Entry};
 
 #[cfg(feature = "macros")]
 pub use dlock_macros::segmented_lock;
 
-/// What expanded macros use.
+/// The names that expanded macros use.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::attribute::{Split, split, unbound};
     pub use dlock as core;
 }
 
-/// The examples of the documents compile and run.
+/// Compiles and runs the examples in the documents.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../../docs/inventory.md")]

@@ -1,28 +1,35 @@
-//! What can be seen of segments and sales, as in `dlock::observe`.
+//! The events and metrics of segmented locks and inventories, in the manner of
+//! `dlock::observe`.
 //!
 //! | target | event | level | fields |
 //! |---|---|---|---|
 //! | `dlock::segment` | `dry` | debug | `key`, `segment` |
-//! | `dlock::stock` | `answered` | debug | `sale`, `answer`, `available` |
-//! | `dlock::stock` | `failed` | debug | `sale`, `error` |
-//! | `dlock::stock` | `unknown` | warn | `sale`, `error` |
-//! | `dlock::stock` | `changed` | info | `sale`, `change` |
+//! | `dlock::inventory` | `answered` | debug | `inventory`, `answer`, `available` |
+//! | `dlock::inventory` | `failed` | debug | `inventory`, `error` |
+//! | `dlock::inventory` | `unknown` | warn | `inventory`, `error` |
+//! | `dlock::inventory` | `changed` | info | `inventory`, `change` |
 //!
-//! With the feature `metrics` the counters `dlock_segment_dry_total` (with `lock`),
-//! `dlock_stock_answers_total` (with `sale` and `answer`), `dlock_stock_units_total`
-//! (with `sale` and `effect`), `dlock_stock_unknown_total` (with `sale`) and
-//! `dlock_stock_failed_total` (with `sale` and `kind`, as of a lock). Answers
-//! without a round trip are `sold_out_in_front` and `throttled`, which have no
-//! `available`. A request that is repeated under its id counts again. What is shown
-//! of a key is as there: never its values.
+//! The feature `metrics` adds these counters:
+//!
+//! | counter | labels |
+//! |---|---|
+//! | `dlock_segment_dry_total` | `lock` |
+//! | `dlock_inventory_answers_total` | `inventory`, `answer` |
+//! | `dlock_inventory_units_total` | `inventory`, `effect` |
+//! | `dlock_inventory_unknown_total` | `inventory` |
+//! | `dlock_inventory_failed_total` | `inventory`, `kind` (as for a lock) |
+//!
+//! The answers `sold_out_cached` and `throttled` need no round trip, so their events
+//! have no `available`. A request that is repeated under its id is counted again. Only
+//! the template or the name of a key is shown, never its values.
 
 use dlock::Key;
 
 use crate::error::{Error, Result};
 use crate::lock::Segment;
-use crate::store::{Answer, Change, Fate, Glance};
+use crate::store::{Answer, Change, Snapshot, Status};
 
-/// A segment of a lock had nothing.
+/// Reports that a segment of a lock was dry.
 pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
     tracing::debug!(
         target: "dlock::segment",
@@ -33,50 +40,51 @@ pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
         .increment(1);
 }
 
-/// The store answered, or did not. Who only looks has no effect that counts.
-pub(crate) fn answered(key: &Key, answered: &Result<(Glance, Answer)>, only_looks: bool) {
+/// Reports the answer of the store, or the error. A request that only reads has no effect
+/// to count.
+pub(crate) fn answered(key: &Key, answered: &Result<(Snapshot, Answer)>, only_reads: bool) {
     match answered {
-        Ok((glance, answer)) => {
+        Ok((snapshot, answer)) => {
             tracing::debug!(
-                target: "dlock::stock",
-                sale = key.label(), answer = word(answer), available = glance.available, "answered"
+                target: "dlock::inventory",
+                inventory = key.label(), answer = word(answer), available = snapshot.available, "answered"
             );
         }
         Err(error @ Error::Unknown(_)) => {
-            tracing::warn!(target: "dlock::stock", sale = key.label(), %error, "unknown");
+            tracing::warn!(target: "dlock::inventory", inventory = key.label(), %error, "unknown");
         }
         Err(error) => {
-            tracing::debug!(target: "dlock::stock", sale = key.label(), %error, "failed");
+            tracing::debug!(target: "dlock::inventory", inventory = key.label(), %error, "failed");
         }
     }
     #[cfg(feature = "metrics")]
-    count(key, answered, only_looks);
+    count(key, answered, only_reads);
     #[cfg(not(feature = "metrics"))]
-    let _ = only_looks;
+    let _ = only_reads;
 }
 
-/// Answered without asking the store.
-pub(crate) fn in_front(key: &Key, answer: &'static str) {
-    tracing::debug!(target: "dlock::stock", sale = key.label(), answer, "answered");
+/// Reports an answer that was given without the store.
+pub(crate) fn answered_locally(key: &Key, answer: &'static str) {
+    tracing::debug!(target: "dlock::inventory", inventory = key.label(), answer, "answered");
     #[cfg(feature = "metrics")]
     count_answer(template(key), answer);
 }
 
 pub(crate) fn changed(key: &Key, change: &Change) {
-    tracing::info!(target: "dlock::stock", sale = key.label(), ?change, "changed");
+    tracing::info!(target: "dlock::inventory", inventory = key.label(), ?change, "changed");
 }
 
 fn word(answer: &Answer) -> &'static str {
     match answer {
-        Answer::Found(record) => match record.fate {
-            Fate::Taken => "taken",
-            Fate::Reserved => "reserved",
-            Fate::Confirmed => "confirmed",
-            Fate::Cancelled => "cancelled",
-            Fate::Expired => "expired",
-            Fate::Refund => "refunded",
-            Fate::Restock => "restocked",
-            Fate::Tombstone => "refused",
+        Answer::Found(record) => match record.status {
+            Status::Taken => "taken",
+            Status::Reserved => "reserved",
+            Status::Confirmed => "confirmed",
+            Status::Cancelled => "cancelled",
+            Status::Expired => "expired",
+            Status::Refund => "refunded",
+            Status::Restock => "restocked",
+            Status::Tombstone => "refused",
         },
         Answer::Absent => "absent",
         Answer::SoldOut => "sold_out",
@@ -94,38 +102,40 @@ fn word(answer: &Answer) -> &'static str {
 }
 
 #[cfg(feature = "metrics")]
-fn count_answer(sale: &'static str, answer: &'static str) {
-    metrics::counter!("dlock_stock_answers_total", "sale" => sale, "answer" => answer).increment(1);
+fn count_answer(inventory: &'static str, answer: &'static str) {
+    metrics::counter!("dlock_inventory_answers_total", "inventory" => inventory, "answer" => answer).increment(1);
 }
 
 #[cfg(feature = "metrics")]
-fn count(key: &Key, answered: &Result<(Glance, Answer)>, only_looks: bool) {
+fn count(key: &Key, answered: &Result<(Snapshot, Answer)>, only_reads: bool) {
     use metrics::counter;
 
-    let sale = template(key);
+    let inventory = template(key);
     match answered {
         Ok((_, answer)) => {
             let word = word(answer);
             if let Answer::Found(record) = answer
-                && !only_looks
+                && !only_reads
             {
-                counter!("dlock_stock_units_total", "sale" => sale, "effect" => word)
+                counter!("dlock_inventory_units_total", "inventory" => inventory, "effect" => word)
                     .increment(record.quantity);
             }
-            count_answer(sale, word);
+            count_answer(inventory, word);
         }
         Err(Error::Unknown(_)) => {
-            counter!("dlock_stock_unknown_total", "sale" => sale).increment(1);
+            counter!("dlock_inventory_unknown_total", "inventory" => inventory).increment(1);
         }
         Err(Error::Store(error)) => {
             let kind = format!("{:?}", error.kind());
-            counter!("dlock_stock_failed_total", "sale" => sale, "kind" => kind).increment(1);
+            counter!("dlock_inventory_failed_total", "inventory" => inventory, "kind" => kind)
+                .increment(1);
         }
         Err(_) => {}
     }
 }
 
-/// The template or the name; a plain text may be one of very many.
+/// The template or the name of a key. A plain string may be one of very many, so it is
+/// not used as a label.
 #[cfg(feature = "metrics")]
 fn template(key: &Key) -> &'static str {
     match key.template() {

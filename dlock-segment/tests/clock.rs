@@ -1,5 +1,5 @@
-//! The server's clock is set forth and back over the ends of retentions: what was
-//! bought under an id is bought once, and an audit says nothing wrong.
+//! The server's clock is set ahead and back across the ends of retentions. What was bought
+//! under an id is bought once, and an audit reports nothing wrong.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -45,10 +45,10 @@ async fn what_was_bought_before_a_clock_was_set_back_is_bought_once() {
     }
     assert_eq!(counts(&sale).await, (91, 3, 6), "each was sold once");
     assert_eq!(clean_audit(&sale).await.operations, 4);
-    // By a clock that was set back a reservation lasts for longer, and no shorter.
+    // If the clock is set back, a reservation lasts longer, never shorter.
     assert_eq!(sale.reservation("held").confirm().await.unwrap(), HoldState::Confirmed);
     sale.refund("second").send().await.unwrap();
-    // The clock comes to where it was: all goes on.
+    // The clock has caught up, and everything works as before.
     clock.ahead(RETENTION);
     assert_eq!(buy(&sale, "third").await, third);
     assert_eq!(counts(&sale).await, (93, 0, 7));
@@ -73,13 +73,13 @@ async fn an_audit_after_a_clock_ran_ahead_and_was_set_back_claims_nothing_wrong(
     buy(&sale, "ahead-2").await;
     buy(&sale, "ahead-4").await;
     assert_eq!(counts(&sale).await, (94, 0, 6), "what is on record is sold once");
-    // More than two retentions passed by the clock that was: as documented.
+    // The clock was more than two retentions ahead, so the id is forgotten, as documented.
     buy(&sale, "first").await;
     assert_eq!(counts(&sale).await, (92, 0, 8));
     clean_audit(&sale).await;
 }
 
-/// What the server dropped while nobody looked is missed, and said to be.
+/// An audit reports what the server deleted while the inventory was not in use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_audit_says_so_when_a_clock_ahead_made_the_server_drop_records() {
     let Some((server, clock)) = Clock::of_a_server() else { return };

@@ -11,10 +11,10 @@ use common::{Place, clean_audit, counts};
 use dlock_segment::{Deduction, Inventory};
 use dlock_testkit::redis::RedisServer;
 
-/// The most requests of one call.
+/// The largest number of requests of one call.
 const MOST: usize = 256;
 
-/// Script calls since the last look, and the commands that ran inside them.
+/// The script calls since the last reset, and the commands that ran inside them.
 fn calls(server: &RedisServer) -> (usize, usize) {
     let (mut scripts, mut inside) = (0, 0);
     for line in server.cli(&["INFO", "commandstats"]).lines() {
@@ -32,7 +32,7 @@ fn calls(server: &RedisServer) -> (usize, usize) {
     (scripts, inside)
 }
 
-/// All of them leave while the server stands still.
+/// Sends all requests while the server is paused.
 async fn at_once(
     server: &RedisServer,
     sale: &Inventory,
@@ -77,7 +77,7 @@ async fn requests_share_calls() {
     assert_eq!(receipts.len(), 1_800);
     assert!(inside <= shared * (inside_one + 16), "{inside} commands, alone {inside_one}");
 
-    // Some of a call are served, the others not; each hears its own.
+    // A call serves some of its requests and refuses others; each gets its own answer.
     let answers = at_once(server, &sale, 1_802..2_202).await;
     let served = answers.iter().filter(|(_, answer)| matches!(answer, Deduction::Taken(_))).count();
     assert_eq!(served, 198);

@@ -1,4 +1,4 @@
-//! What an operation costs in memory, as the documents publish it.
+//! The memory that an operation costs, as the documents state it.
 
 mod common;
 
@@ -13,7 +13,8 @@ fn bytes(server: &RedisServer, kind: &str) -> usize {
     keys.lines().map(|key| of(key).expect("a number")).sum()
 }
 
-/// Buys under ids of 20 bytes; with buyers, each by one of its own with an id as long.
+/// Buys under ids of 20 bytes. With buyers, each operation has its own buyer, whose id is
+/// as long.
 async fn buy(sale: &Inventory, ids: std::ops::Range<u32>, with_buyers: bool) {
     let mut buying = tokio::task::JoinSet::new();
     for number in ids {
@@ -28,7 +29,7 @@ async fn buy(sale: &Inventory, ids: std::ops::Range<u32>, with_buyers: bool) {
     buying.join_all().await;
 }
 
-/// What `docs/inventory.md` says, at the worst moment of a table that has just grown.
+/// The figures of `docs/inventory.md`, when the hash table has just grown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_per_operation_are_as_published() {
     let Some(place) = Place::redis().await else { return };

@@ -1,4 +1,4 @@
-//! Rows 4, 5 and 8 to 10 of the list of faults, for stock; row 11 is the soak of
+//! Rows 4, 5 and 8 to 10 of the list of faults, for inventories. Row 11 is the soak test of
 //! `dlock-testkit`.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
@@ -18,7 +18,7 @@ use dlock_testkit::redis::RedisServer;
 
 const CALL: Duration = Duration::from_millis(500);
 
-/// A sale behind a proxy, and the same without it.
+/// An inventory behind a proxy, and a handle without the proxy.
 struct Faulty {
     proxy: Proxy,
     sale: Inventory,
@@ -54,7 +54,7 @@ async fn row_04_a_lost_reply_is_asked_for_again() {
     assert_eq!(it.proxy.done(), 2);
     assert_eq!(counts(&it.direct).await, (7, 0, 3), "delivered twice, taken once");
 
-    // Without an id nobody can know.
+    // Without an id nobody can find out.
     it.proxy.once(Once::LoseReply, "EVALSHA");
     let unknown = it.sale.deduct(1).send().await;
     assert!(matches!(unknown, Err(Error::Unknown(None))), "{unknown:?}");
@@ -76,7 +76,7 @@ async fn row_04_unknown_is_resolved() {
     it.proxy.heal();
     it.proxy.cut();
 
-    // Held back in the network: resolved as not applied, it comes too late.
+    // The network delays the request. It is resolved as not applied, so it comes too late.
     eventually("it answers again", async || it.sale.stock().await.is_ok()).await;
     it.proxy.stall(&[Way::ToServer]);
     let error = it.sale.deduct(3).operation("late").send().await.unwrap_err();
@@ -171,7 +171,7 @@ async fn row_09_forgotten_scripts_and_a_restart() {
     let health = sale.health().await;
     assert_eq!(health.at_risk(), None, "{health:?}");
 
-    // Killed, it has everything that was answered, and no script.
+    // A killed server has everything that was answered, and no scripts.
     tokio::task::block_in_place(|| server.restart());
     eventually("it answers again", async || sale.stock().await.is_ok()).await;
     assert_eq!(counts(&sale).await.2, sold);
@@ -261,12 +261,14 @@ async fn tampering_is_named_by_the_audit() {
     assert!(audit.disagreements.iter().any(|it| it.what.contains("reservations have")));
 }
 
-/// The rights in the documents are enough.
+/// The rights that the documents list are enough.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_rights_suffice() {
     let Some(server) = RedisServer::start() else { return };
-    let rights =
-        concat!(include_str!("../../docs/redis.acl"), include_str!("../../docs/redis-stock.acl"));
+    let rights = concat!(
+        include_str!("../../docs/redis.acl"),
+        include_str!("../../docs/redis-inventory.acl")
+    );
     let rights = rights.lines().filter(|line| !line.starts_with('#'));
     let mut command = vec!["ACL", "SETUSER", "seller", "on", ">horse"];
     command.extend(rights.flat_map(str::split_whitespace));
@@ -293,7 +295,7 @@ async fn the_documented_rights_suffice() {
     assert!(sale.remove().await.unwrap());
 }
 
-/// Ten thousand sales in one process: an idle one costs next to nothing.
+/// Ten thousand inventories are open in one process: an idle one costs almost nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_sales_are_open_in_one_process() {
     let Some(place) = Place::redis().await else { return };
@@ -320,7 +322,7 @@ async fn many_sales_are_open_in_one_process() {
     }
 }
 
-/// Who lacks a right hears it before anything is written, not in the middle.
+/// A missing right is reported before anything is written, not half way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_right_is_told_at_open() {
     let Some(place) = Place::redis().await else { return };
@@ -347,7 +349,7 @@ async fn a_missing_right_is_told_at_open() {
     assert_eq!(server.cli(&["EXISTS", "dlock:2:{default:another}:i"]), "0", "nothing was made");
 }
 
-/// What gives memory back goes through when there is none.
+/// Requests that free memory work when the server has none left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_10_reservations_end_without_memory() {
     let Some(place) = Place::redis().await else { return };
@@ -367,7 +369,7 @@ async fn row_10_reservations_end_without_memory() {
     clean_audit(&sale).await;
 }
 
-/// One record that nobody can read is nobody else's trouble.
+/// A record that cannot be read does not affect other requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unreadable_record_concerns_its_operation_alone() {
     let Some(place) = Place::redis().await else { return };
@@ -379,7 +381,7 @@ async fn an_unreadable_record_concerns_its_operation_alone() {
     server.cli(&["HSET", &server.cli(&["KEYS", "*:io*"]), "sold", "future words"]);
     server.cli(&["HSET", &server.cli(&["KEYS", "*:ih"]), "held", "future words"]);
     tokio::time::sleep(Duration::from_millis(5)).await;
-    // In words that are nearly right.
+    // The formats are almost valid.
     let held = server.cli(&["KEYS", "*:ih"]);
     for (number, record) in [
         "z 1 0 0 1 0 0:1 ",

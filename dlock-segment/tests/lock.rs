@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock::{Dlock, ErrorKind, Guard, State, testing};
-use dlock_segment::{SegmentedLock, Take};
+use dlock_segment::{SegmentOutcome, SegmentedLock};
 use dlock_testkit::redis::{RedisServer, TTL, client};
 
 /// Two clients of one store, and its server.
@@ -35,7 +35,7 @@ impl Place {
         Some(Place { dlock, another, server: Some(server) })
     }
 
-    /// So often where it costs nothing, fewer times where it takes round trips.
+    /// The number of rounds: many on the embedded store, fewer where each costs round trips.
     fn rounds(&self, embedded: usize, remote: usize) -> usize {
         if self.server.is_some() { remote } else { embedded }
     }
@@ -223,7 +223,7 @@ async fn the_closure_form_excludes_per_segment_and_can_be_spawned(place: Place) 
             let (stock, inside, left) = (stock.clone(), inside.clone(), left.clone());
             tokio::spawn(async move {
                 stock
-                    .take(|segment, _guard| {
+                    .run(|segment, _guard| {
                         let (inside, left) = (inside.clone(), left.clone());
                         async move {
                             let here = &inside[segment.index()];
@@ -233,7 +233,9 @@ async fn the_closure_form_excludes_per_segment_and_can_be_spawned(place: Place) 
                                 n.checked_sub(1)
                             });
                             here.fetch_sub(1, Ordering::SeqCst);
-                            Ok::<_, dlock::Error>(took.map_or(Take::Dry, Take::Done))
+                            Ok::<_, dlock::Error>(
+                                took.map_or(SegmentOutcome::Dry, SegmentOutcome::Done),
+                            )
                         }
                     })
                     .await
@@ -258,7 +260,7 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
         assert!(guard.token().get() > before, "a stale holder is told by its token");
         async {
             std::future::pending::<()>().await;
-            Ok::<_, dlock::Error>(Take::Done(()))
+            Ok::<_, dlock::Error>(SegmentOutcome::Done(()))
         }
     };
     let breaking = async {
@@ -266,7 +268,7 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let (lost, ()) = tokio::join!(stock.take(for_ever), breaking);
+    let (lost, ()) = tokio::join!(stock.run(for_ever), breaking);
     assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
 
     if let Some(server) = &server {
@@ -278,7 +280,7 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
             server.pause();
         };
         let brief = stock.clone().ttl(TTL);
-        let (lost, ()) = tokio::join!(brief.take(for_ever), silence);
+        let (lost, ()) = tokio::join!(brief.run(for_ever), silence);
         assert_eq!(lost.unwrap_err().kind(), ErrorKind::Lost);
         server.resume();
     }
@@ -286,15 +288,15 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
     let panicking = stock.clone();
     let panicked = tokio::spawn(async move {
         let body = |_, _| async { panic!("in the body") };
-        panicking.take::<(), dlock::Error, _, _>(body).await
+        panicking.run::<(), dlock::Error, _, _>(body).await
     });
     assert!(panicked.await.unwrap_err().is_panic());
     for millis in [0, 1, 5, 50] {
         let patience = Duration::from_millis(millis);
-        assert!(tokio::time::timeout(patience, stock.take(for_ever)).await.is_err());
+        assert!(tokio::time::timeout(patience, stock.run(for_ever)).await.is_err());
         // And one that waits for another.
         let held = elsewhere.pick().next().await.unwrap().expect("it is free again");
-        assert!(tokio::time::timeout(patience, stock.take(for_ever)).await.is_err());
+        assert!(tokio::time::timeout(patience, stock.run(for_ever)).await.is_err());
         drop(held);
     }
     let held = elsewhere.pick().next().await.unwrap();
@@ -307,4 +309,27 @@ async fn loss_panic_and_cancellation_are_those_of_any_lock(place: Place) {
     if let Some(server) = server {
         server.assert_nothing_left().await;
     }
+}
+
+/// How many seconds a lock waits whose only segment is held, by a paused clock.
+async fn waited(lock: SegmentedLock) -> u64 {
+    let start = tokio::time::Instant::now();
+    let error = lock.pick().next().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    start.elapsed().as_secs()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_overrides_what_was_said_before_it_and_not_what_is_said_after_it() {
+    let dlock = Dlock::connect("memory://?policy.hot.wait=3s&policy.cold.ttl=9s").await.unwrap();
+    let lock = || SegmentedLock::new(&dlock, "ordered", 1);
+    let _held = dlock.mutex("ordered:0").lock().await.unwrap();
+    let (one, three) = (Duration::from_secs(1), Duration::from_secs(3));
+    assert_eq!(waited(lock().wait(one).policy("hot")).await, 3);
+    assert_eq!(waited(lock().policy("hot").wait(one)).await, 1);
+    // A policy does not change what it does not set, in any order of calls.
+    assert_eq!(waited(lock().wait(one).policy("cold")).await, 1);
+    assert_eq!(waited(lock().policy("hot").policy("cold")).await, 3);
+    assert_eq!(waited(lock().policy("cold").wait(one).policy("hot")).await, 3);
+    assert_eq!(waited(lock().policy("hot").ttl(three)).await, 3);
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::Place;
 use dlock_segment::store::memory::Memory;
 use dlock_segment::{
-    Deduction, Error, HoldState, Inventory, Plant, Receipt, Refund, Reservation, Resolved,
+    Bug, Deduction, Error, HoldState, Inventory, Receipt, Refund, Reservation, Resolved,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -71,7 +71,7 @@ impl Model {
         theirs.map(|it| it.sold() + it.reserved()).sum()
     }
 
-    /// "Limit", "sold out", or nothing in the way.
+    /// The refusal, if there is one: limit reached or sold out.
     fn refusal(&self, quantity: u64, buyer: &str) -> &'static str {
         if self.has(buyer) + quantity > self.per_buyer {
             "limit"
@@ -89,13 +89,13 @@ struct Walk {
     random: StdRng,
 }
 
-/// Mostly few.
+/// A random quantity, mostly small.
 fn segments(random: &mut StdRng) -> u32 {
     let few = random.random_range(1..9);
     if random.random_ratio(1, 8) { 75 * few } else { few }
 }
 
-/// What went wrong.
+/// The description of what went wrong.
 type Verdict = Result<(), String>;
 
 fn agree(what: &str, is: impl std::fmt::Debug, should_be: impl std::fmt::Debug) -> Verdict {
@@ -169,7 +169,7 @@ impl Walk {
         }
     }
 
-    /// Many at the same time, each for itself: whoever finds something gets it.
+    /// Many deductions at the same time: each one that finds units gets them.
     async fn burst(&mut self) -> Verdict {
         let many = self.random.random_range(2..300);
         let number: u32 = self.random.random();
@@ -378,7 +378,7 @@ async fn random_operations(place: Place) {
     }
 }
 
-fn planted(bug: Plant) -> Place {
+fn planted(bug: Bug) -> Place {
     let place = Place::memory().expect("it is embedded");
     Memory::new(place.dlock.client_extension()).expect("embedded").plant(bug);
     place
@@ -386,7 +386,7 @@ fn planted(bug: Plant) -> Place {
 
 #[tokio::test]
 async fn planted_bugs_are_found() {
-    for bug in Plant::ALL.into_iter().filter(|bug| *bug != Plant::ReadThenWrite) {
+    for bug in Bug::ALL.into_iter().filter(|bug| *bug != Bug::ReadThenWrite) {
         let place = planted(bug);
         let mut found = None;
         for seed in 0..200 {
@@ -400,7 +400,7 @@ async fn planted_bugs_are_found() {
     }
 }
 
-/// That bug shows between threads only.
+/// This bug only shows between threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_count_read_then_written_is_found() {
     let oversold = |place: Place| async move {
@@ -425,6 +425,6 @@ async fn a_count_read_then_written_is_found() {
         }
         false
     };
-    assert!(oversold(planted(Plant::ReadThenWrite)).await, "the bug was not found");
+    assert!(oversold(planted(Bug::ReadThenWrite)).await, "the bug was not found");
     assert!(!oversold(Place::memory().expect("it is embedded")).await);
 }

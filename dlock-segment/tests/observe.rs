@@ -1,5 +1,5 @@
-//! What metrics and traces show of segments and sales. In a process of its own:
-//! recorders and subscribers are global.
+//! What metrics and traces show of segments and inventories. This test needs a process of
+//! its own, because recorders and subscribers are global.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{is_sold_out, taken};
 use dlock::{Key, key};
-use dlock_segment::{Error, Inventory, SegmentedLock, Take};
+use dlock_segment::{Error, Inventory, SegmentOutcome, SegmentedLock};
 use dlock_testkit::redis::RedisServer;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
@@ -31,7 +31,7 @@ fn counters(snapshotter: &Snapshotter) -> BTreeMap<String, u64> {
     counted
 }
 
-/// Where the traces go.
+/// The writer that collects the traces.
 #[derive(Clone)]
 struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -70,7 +70,8 @@ async fn metrics_and_traces() {
     let email = "secret@example.org";
     let stock = SegmentedLock::new(&dlock, key!("stock:{email}"), 3);
     let all_dry = async |stock: &SegmentedLock| {
-        let dry = stock.take(|_, _| async { Ok::<_, dlock::Error>(Take::<()>::Dry) }).await;
+        let dry =
+            stock.run(|_, _| async { Ok::<_, dlock::Error>(SegmentOutcome::<()>::Dry) }).await;
         assert_eq!(dry.unwrap(), None);
     };
     all_dry(&stock).await;
@@ -91,10 +92,10 @@ async fn metrics_and_traces() {
     sale.deduct(1).send().await.unwrap();
     let conflict = sale.deduct(5).operation("secret-order").buyer("secret-buyer").send().await;
     assert!(matches!(conflict, Err(Error::Conflict(_))));
-    let throttled = sale.clone().admit_per_process(1).unwrap();
+    let throttled = sale.clone().rate_limit_per_process(1).unwrap();
     while throttled.deduct(1).send().await.is_ok() {}
     drop(receipt);
-    // The name of a sale may be its text.
+    // A key can have its own string as its name.
     let nightly = Key::new("nightly").unwrap().named("nightly");
     let named = Inventory::builder(&dlock, nightly).stock(1).create().await.unwrap();
     taken(named.deduct(1).send().await.unwrap());
@@ -108,21 +109,21 @@ async fn metrics_and_traces() {
         ("dlock_segment_dry_total lock=unnamed", 1),
         ("dlock_acquired_total lock=stock:{email}", 3),
         ("dlock_acquired_total lock=hot", 3),
-        ("dlock_stock_answers_total sale=sale:{email} answer=taken", 2),
-        ("dlock_stock_units_total sale=sale:{email} effect=taken", 4),
-        ("dlock_stock_answers_total sale=sale:{email} answer=sold_out", 1),
-        ("dlock_stock_answers_total sale=sale:{email} answer=sold_out_in_front", 1),
-        ("dlock_stock_units_total sale=sale:{email} effect=reserved", 5),
-        ("dlock_stock_units_total sale=sale:{email} effect=confirmed", 5),
-        ("dlock_stock_units_total sale=sale:{email} effect=refunded", 1),
-        ("dlock_stock_answers_total sale=sale:{email} answer=conflict", 1),
-        ("dlock_stock_answers_total sale=sale:{email} answer=throttled", 1),
-        ("dlock_stock_units_total sale=nightly effect=taken", 1),
-        ("dlock_stock_units_total sale=unnamed effect=taken", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=taken", 2),
+        ("dlock_inventory_units_total inventory=sale:{email} effect=taken", 4),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=sold_out", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=sold_out_cached", 1),
+        ("dlock_inventory_units_total inventory=sale:{email} effect=reserved", 5),
+        ("dlock_inventory_units_total inventory=sale:{email} effect=confirmed", 5),
+        ("dlock_inventory_units_total inventory=sale:{email} effect=refunded", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=conflict", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=throttled", 1),
+        ("dlock_inventory_units_total inventory=nightly effect=taken", 1),
+        ("dlock_inventory_units_total inventory=unnamed effect=taken", 1),
     ] {
         assert_eq!(counted.get(name), Some(&count), "{name} in {counted:#?}");
     }
-    let paused = counted.get("dlock_stock_answers_total sale=sale:{email} answer=paused");
+    let paused = counted.get("dlock_inventory_answers_total inventory=sale:{email} answer=paused");
     assert!(paused.is_some_and(|paused| *paused >= 2), "{counted:#?}");
     unknown(&snapshotter).await;
 
@@ -130,11 +131,11 @@ async fn metrics_and_traces() {
     for line in [
         "DEBUG dlock::segment: dry key=\"stock:{email}\" segment=",
         "DEBUG dlock::segment: dry key=\"hot\" segment=",
-        "DEBUG dlock::stock: answered sale=\"sale:{email}\" answer=\"taken\" available=6",
-        "DEBUG dlock::stock: answered sale=\"sale:{email}\" answer=\"sold_out_in_front\"",
-        "DEBUG dlock::stock: answered sale=\"sale:{email}\" answer=\"throttled\"",
-        " INFO dlock::stock: changed sale=\"sale:{email}\" change=Pause",
-        " WARN dlock::stock: unknown sale=\"gone:{email}\" error=",
+        "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"taken\" available=6",
+        "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"sold_out_cached\"",
+        "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"throttled\"",
+        " INFO dlock::inventory: changed inventory=\"sale:{email}\" change=Pause",
+        " WARN dlock::inventory: unknown inventory=\"gone:{email}\" error=",
     ] {
         assert!(traced.contains(line), "{line} is not in\n{traced}");
     }
@@ -153,7 +154,7 @@ async fn unknown(snapshotter: &Snapshotter) {
     let unknown = sale.deduct(1).send().await;
     assert!(matches!(unknown, Err(Error::Unknown(None))), "{unknown:?}");
     let counted = counters(snapshotter);
-    assert_eq!(counted.get("dlock_stock_unknown_total sale=gone:{email}"), Some(&1));
+    assert_eq!(counted.get("dlock_inventory_unknown_total inventory=gone:{email}"), Some(&1));
     server.resume();
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     common::eventually("it says that it has no memory", async || {
@@ -161,6 +162,6 @@ async fn unknown(snapshotter: &Snapshotter) {
     })
     .await;
     let counted = counters(snapshotter);
-    let failed = "dlock_stock_failed_total sale=gone:{email} kind=Unavailable";
+    let failed = "dlock_inventory_failed_total inventory=gone:{email} kind=Unavailable";
     assert!(counted.get(failed).is_some_and(|failed| *failed > 0), "{counted:#?}");
 }

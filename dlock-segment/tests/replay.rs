@@ -1,6 +1,6 @@
-//! Rows 4, 5 and 9 of the list of faults for every request of a sale: its reply is
-//! lost, it is delivered twice, its future is dropped at any poll, the server has
-//! forgotten the scripts. Each id has its effect once, as the journal tells.
+//! Rows 4, 5 and 9 of the list of faults, for every request of an inventory: its reply is
+//! lost, it is delivered twice, its future is dropped at any poll, the server has forgotten
+//! the scripts. The journal shows that each id has its effect once.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -44,7 +44,7 @@ impl Request {
         Request::Resolve,
     ];
 
-    /// What must be there before it.
+    /// Prepares what the request needs.
     async fn prepare(self, sale: &Inventory, id: &str) {
         match self {
             Request::Confirm | Request::Cancel | Request::Extend => {
@@ -58,7 +58,7 @@ impl Request {
         .expect("prepared");
     }
 
-    /// Its answer, to be compared.
+    /// Sends the request. Returns its answer as a string, to be compared.
     async fn send(self, sale: &Inventory, id: &str) -> Result<String, Error> {
         fn text<T: std::fmt::Debug>(answer: T) -> String {
             format!("{answer:?}")
@@ -77,7 +77,7 @@ impl Request {
         }
     }
 
-    /// Again until it is known what came of it.
+    /// Sends the request until its outcome is known.
     async fn done(self, sale: &Inventory, id: &str) -> String {
         for _ in 0..200 {
             match self.send(sale, id).await {
@@ -104,7 +104,7 @@ impl Request {
         }
     }
 
-    /// What it adds to available, reserved and sold.
+    /// What the request adds to available, reserved and sold.
     fn adds(self) -> [i64; 3] {
         match self {
             Request::Deduct => [-2, 0, 2],
@@ -117,7 +117,7 @@ impl Request {
         }
     }
 
-    /// A text that is in its own message and in none of those that only look.
+    /// A string that is in its own message and in no message that only reads.
     fn mark(self, id: &str) -> String {
         if self == Request::Extend { "e\0".to_owned() } else { id.to_owned() }
     }
@@ -127,7 +127,7 @@ fn bought(id: &str) -> String {
     format!("bought-{id}")
 }
 
-/// A sale that writes everything down.
+/// An inventory with a journal of everything.
 async fn journalled(dlock: &Dlock) -> Inventory {
     let sale = Inventory::builder(dlock, "sale").stock(STOCK).segments(4).per_buyer(STOCK);
     sale.journal(1_000_000).create().await.expect("a sale")
@@ -159,8 +159,7 @@ async fn signed_counts(sale: &Inventory) -> [i64; 3] {
     [available, reserved, sold].map(|count| i64::try_from(count).expect("small"))
 }
 
-/// Everything that the server is asked `ask` for is done once, and `hinder` is in
-/// its way each time.
+/// Every request of the server is made once, and `hinder` disturbs each of them.
 async fn each_once(sale: &Inventory, direct: &Inventory, hinder: impl Fn(Request, &str)) {
     for request in Request::ALL {
         let id = format!("{request:?}").to_lowercase();
@@ -216,8 +215,8 @@ async fn row_04_whatever_is_delivered_twice_is_done_once() {
     assert_eq!(it.proxy.done(), Request::ALL.len() as u64, "every request was doubled");
 }
 
-/// A change of the whole has no id: when its reply is lost that is told, and twice
-/// is as good as once.
+/// A change of the inventory as a whole has no id. A lost reply is reported, and making the
+/// change twice has the same effect as once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_04_a_resize_or_rebalance_twice_is_as_good_as_once() {
     let Some(it) = behind().await else { return };
@@ -250,7 +249,7 @@ async fn row_04_a_resize_or_rebalance_twice_is_as_good_as_once() {
         clean_audit(&it.direct).await;
     }
     assert_eq!(it.proxy.done(), 4);
-    // Receipts of before are good.
+    // Earlier receipts stay valid.
     for number in 0..20 {
         it.direct.refund(format!("d-{number}")).send().await.unwrap();
         it.direct.reservation(format!("r-{number}")).cancel().await.unwrap();
@@ -259,7 +258,7 @@ async fn row_04_a_resize_or_rebalance_twice_is_as_good_as_once() {
     clean_audit(&it.direct).await;
 }
 
-/// Polls so often, then drops.
+/// Polls a future this many times, then drops it.
 async fn dropped_after<F: Future>(polls: u32, between: Duration, sending: F) {
     let mut sending = Box::pin(sending);
     for _ in 0..polls {

@@ -1,5 +1,5 @@
-//! What depends on time, on the embedded store under paused time: to the
-//! millisecond, without waiting for anything.
+//! What depends on time: on the embedded store with paused time, exact to the millisecond
+//! and without waiting.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -15,7 +15,7 @@ use tokio::time::{Instant, advance};
 const MS: Duration = Duration::from_millis(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The embedded clock begins by the real one, a moment after that of the test was
+/// The embedded clock starts with the real time, a moment after the clock of the test was
 /// paused.
 async fn clock_runs() {
     advance(MINUTE).await;

@@ -12,7 +12,7 @@
 //!                 }
 //!                 segments.dry();
 //!             }
-//!             Ok(None) => return Takes::dry(),
+//!             Ok(None) => return MayBeDry::dry(),
 //!             Err(error) => break error,
 //!         }
 //!     },

@@ -1,20 +1,20 @@
-//! Counting everything again.
+//! The audit: everything is counted again.
 //!
-//! The counts are read, then every record, then the counts once more. If nothing
-//! changed in between, all must agree to the unit; else only what holds at any
-//! moment is checked, after a few tries.
+//! The counts are read, then every record, then the counts once more. If nothing changed
+//! in between, all of them must agree exactly. Else the audit tries again, and after
+//! [`TRIES`] only checks what holds at any moment.
 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::store::home::cut;
-use crate::store::{Counts, Cursor, Fate, Id, Record, Sale, Store, View};
+use crate::store::{Counts, Cursor, Id, InventoryId, Record, Status, Store, View};
 
-/// How often a sale that moves is counted again.
+/// How often an inventory that changes meanwhile is counted.
 const TRIES: usize = 5;
 
-/// What [`Inventory::audit`](crate::Inventory::audit) found.
+/// The result of [`Inventory::audit`](crate::Inventory::audit).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
@@ -25,11 +25,11 @@ pub struct Audit {
     pub reserved: u64,
     pub sold: u64,
     pub segments: Vec<SegmentAudit>,
-    /// How many records of operations were read.
+    /// The number of operation records that were read.
     pub operations: u64,
-    /// Whether nothing changed while it was counted, so that all was checked.
+    /// Whether nothing changed during the audit, so that everything was checked.
     pub exact: bool,
-    /// What does not agree.
+    /// Everything that does not agree.
     pub disagreements: Vec<Disagreement>,
 }
 
@@ -40,50 +40,50 @@ impl Audit {
     }
 }
 
-/// One segment.
+/// The audit of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SegmentAudit {
-    /// What the sale counts: supplied = available + reserved + sold.
+    /// The counts of the segment: supplied = available + reserved + sold.
     pub counts: Counts,
-    /// What the open reservations have of it.
+    /// The units that open reservations hold in this segment.
     pub held: u64,
-    /// What the operations on record bought of it and did not give back; the rest
-    /// of what is sold was sold without an id, or before the retention.
+    /// The units of this segment that recorded operations bought and did not give back.
+    /// The other sold units were sold without an id, or before the retention.
     pub sold_by_id: u64,
 }
 
-/// Something that does not agree.
+/// One thing that does not agree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Disagreement {
-    /// The operation, where one is to blame.
+    /// The id of the operation, if one is concerned.
     pub operation: Option<String>,
-    /// What is wrong.
+    /// A description of what is wrong.
     pub what: String,
 }
 
-pub(super) async fn of(store: &dyn Store, sale: &Sale) -> Result<Audit> {
+pub(super) async fn of(store: &dyn Store, inventory: &InventoryId) -> Result<Audit> {
     let mut tries = 0;
     loop {
-        let (before, counts) = store.counts(sale).await?;
+        let (before, counts) = store.counts(inventory).await?;
         let mut records: HashMap<Id, Option<Record>> = HashMap::new();
         let mut buyers: HashMap<Id, u64> = HashMap::new();
         let mut from = Some(Cursor::default());
         while let Some(cursor) = from {
-            let page = store.records(sale, cursor).await?;
+            let page = store.records(inventory, cursor).await?;
             for (id, record) in page.records {
-                records.entry(id).or_insert(record); // the newer comes first
+                records.entry(id).or_insert(record); // the newer one comes first
             }
             buyers.extend(page.buyers);
             from = page.next;
         }
-        let (after, _) = store.counts(sale).await?;
+        let (after, _) = store.counts(inventory).await?;
         tries += 1;
         let seen = |view: &View| (view.changes, view.next_expiry, view.has_all_records());
         let exact = seen(&before) == seen(&after);
         if exact || tries == TRIES {
-            let sizes = store.sizes(sale).await?;
+            let sizes = store.sizes(inventory).await?;
             return Ok(Count { view: before, counts, records, buyers, sizes, exact }.audit());
         }
     }
@@ -148,7 +148,7 @@ impl Count {
         }
     }
 
-    /// Sums the records up by segment; answers what the buyers should have.
+    /// Sums the records up by segment. Returns what each buyer should have.
     fn check_records(&self, audit: &mut Audit) -> HashMap<Id, u64> {
         let mut has: HashMap<Id, u64> = HashMap::new();
         let mut refunds: HashMap<Id, u64> = HashMap::new();
@@ -158,19 +158,19 @@ impl Count {
                 continue;
             };
             let total: u64 = record.parts.iter().map(|(_, quantity)| quantity).sum();
-            let has_parts = !matches!(record.fate, Fate::Restock | Fate::Tombstone);
+            let has_parts = !matches!(record.status, Status::Restock | Status::Tombstone);
             if has_parts && total != record.quantity {
                 audit.wrong(
                     Some(id),
                     format!("its parts sum up to {total}, not {}", record.quantity),
                 );
             }
-            if record.fate == Fate::Refund
+            if record.status == Status::Refund
                 && let Some(of) = &record.whose
             {
                 *refunds.entry(of.clone()).or_default() += record.quantity;
             }
-            let held = record.fate == Fate::Reserved;
+            let held = record.status == Status::Reserved;
             let quantity = if held { record.quantity } else { record.sold() };
             if quantity == 0 {
                 continue;
@@ -202,7 +202,7 @@ impl Count {
         has
     }
 
-    /// What must agree if nothing moved.
+    /// Checks what must agree if nothing changed meanwhile.
     fn check_sums(&self, audit: &mut Audit, has: &HashMap<Id, u64>) {
         for at in 0..audit.segments.len() {
             let SegmentAudit { counts, held, sold_by_id } = audit.segments[at];
@@ -221,7 +221,7 @@ impl Count {
                 );
             }
         }
-        // Older records may be gone, with what they bought.
+        // Older records may have been deleted, with what they bought.
         let has_all = self.view.has_all_records();
         let sold: u64 = audit.segments.iter().map(|segment| segment.sold_by_id).sum();
         let counted = self.view.sold_by_id;

@@ -1,4 +1,4 @@
-//! Where a sale is kept, and how it is reached from here.
+//! Where an inventory is kept, and how it is called.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use dlock::Dlock;
 use super::combiner::Combiner;
 use crate::error::{Error, Result};
 use crate::store::memory::{Memory, SharedHome};
-use crate::store::{Sale, Store};
+use crate::store::{InventoryId, Store};
 
 pub(super) enum Backing {
-    /// Answers at once.
+    /// The embedded store, which answers at once.
     Memory(Memory, SharedHome),
     Remote(Arc<dyn Store>, Arc<Combiner>),
 }
 
 impl Backing {
-    pub(super) fn new(dlock: &Dlock, sale: &Sale) -> Result<Self> {
+    pub(super) fn new(dlock: &Dlock, inventory: &InventoryId) -> Result<Self> {
         if let Some(memory) = Memory::new(dlock.client_extension()) {
-            let home = memory.home(sale)?;
+            let home = memory.home(inventory)?;
             return Ok(Backing::Memory(memory, home));
         }
         let store = store(dlock)?;
-        let combiner = Combiner::new(store.clone(), dlock.client_extension(), sale.clone());
+        let combiner = Combiner::new(store.clone(), dlock.client_extension(), inventory.clone());
         Ok(Backing::Remote(store, Arc::new(combiner)))
     }
 
@@ -34,7 +34,7 @@ impl Backing {
     }
 }
 
-/// The store beside the locks of this client.
+/// The store of inventories that belongs to the lock store of this client.
 pub(super) fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
     if let Some(memory) = Memory::new(dlock.client_extension()) {
         return Ok(Arc::new(memory));
@@ -45,12 +45,13 @@ pub(super) fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
     }
     let name = dlock.capabilities().name;
     Err(Error::Store(
-        dlock::Error::new(dlock::ErrorKind::Unsupported, dlock::Operation::Stock)
-            .saying(format!("{name}:// keeps no stock; memory:// and redis:// do")),
+        dlock::Error::new(dlock::ErrorKind::Unsupported, dlock::Operation::Inventory)
+            .saying(format!("{name}:// cannot keep an inventory; use memory:// or redis://")),
     ))
 }
 
-/// Runs a call where the connections live; on the embedded store, right here.
+/// Runs a call on the driver, which has the connections. With the embedded store it runs
+/// right here.
 pub(super) async fn on_driver<T, C, F>(dlock: &Dlock, store: Arc<dyn Store>, call: C) -> Result<T>
 where
     T: Send + 'static,
@@ -67,12 +68,12 @@ where
     answered.await.unwrap_or(Err(Error::Unknown(None)))
 }
 
-/// A call that changes nothing is not unknown but failed.
-pub(super) fn only_looked(error: Error) -> Error {
+/// The error of a call that only reads: it failed, and no outcome is unknown.
+pub(super) fn read_failed(error: Error) -> Error {
     match error {
         Error::Unknown(_) => Error::Store(
-            dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Stock)
-                .saying("the store did not answer, or not in words known here"),
+            dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
+                .saying("the store did not answer, or its answer cannot be read; try again"),
         ),
         error => error,
     }

@@ -1,4 +1,4 @@
-//! How a sale is made.
+//! How an inventory is made.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,14 +11,14 @@ use crate::MAX_SEGMENTS;
 use crate::error::{Error, Result};
 use crate::store::Terms;
 
-/// How long records of operations are kept, unless set otherwise.
+/// How long records of operations are kept by default.
 const RETENTION: Duration = Duration::from_secs(24 * 3_600);
 const MAX_JOURNAL: u64 = 1 << 40;
 
-/// Puts a sale together: [`Inventory::builder`].
+/// Builds an inventory: [`Inventory::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is made until create() is awaited"]
-pub struct Builder {
+pub struct InventoryBuilder {
     dlock: Dlock,
     key: dlock::Result<Key>,
     stock: u64,
@@ -32,9 +32,9 @@ pub struct Builder {
     sold_out_for: Option<Duration>,
 }
 
-impl Builder {
+impl InventoryBuilder {
     pub(super) fn new(dlock: &Dlock, key: dlock::Result<Key>) -> Self {
-        Builder {
+        InventoryBuilder {
             dlock: dlock.clone(),
             key,
             stock: 0,
@@ -49,77 +49,94 @@ impl Builder {
         }
     }
 
-    /// How many units there are to begin with; more come by
-    /// [`restock`](Inventory::restock).
+    /// Sets how many units there are at first. [`restock`](Inventory::restock) adds more.
     pub fn stock(mut self, units: u64) -> Self {
         self.stock = units;
         self
     }
 
-    /// In how many segments they are counted. One Redis gains nothing by many.
+    /// Sets in how many segments the units are counted. More segments do not make one
+    /// Redis server faster.
     pub fn segments(mut self, segments: u32) -> Self {
         self.segments = segments;
         self
     }
 
-    /// How many units a buyer may have, reserved and sold. Every request must
-    /// name its buyer then.
+    /// Sets how many units a buyer may have, reserved and sold. Every request must then
+    /// name its buyer.
     pub fn per_buyer(mut self, limit: u64) -> Self {
         self.per_buyer = Some(limit);
         self
     }
 
-    /// Sells nothing before, by the store's clock.
+    /// Sets when the inventory starts to sell, by the store's clock.
     pub fn opens_at(mut self, time: SystemTime) -> Self {
         self.opens = Some(time);
         self
     }
 
-    /// Sells nothing from then on, by the store's clock.
+    /// Sets when the inventory stops selling, by the store's clock.
     pub fn closes_at(mut self, time: SystemTime) -> Self {
         self.closes = Some(time);
         self
     }
 
-    /// For how long an operation id is remembered at least (and at most twice as
-    /// long); a day by default. A retry that comes later counts as new.
+    /// Sets for how long an operation id is remembered at least (and at most twice as
+    /// long); a day by default. A retry that comes later counts as a new operation.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
     }
 
-    /// Keeps a [`journal`](Inventory::journal) of the last so many effects.
+    /// Keeps a [`journal`](Inventory::journal) of at least the last `entries` effects.
     pub fn journal(mut self, entries: u64) -> Self {
         self.journal = Some(entries);
         self
     }
 
-    /// As [`Inventory::admit_per_process`].
-    pub fn admit_per_process(mut self, per_second: u32) -> Self {
+    /// Limits how many requests this process sends; see
+    /// [`Inventory::rate_limit_per_process`].
+    pub fn rate_limit_per_process(mut self, per_second: u32) -> Self {
         self.rate = Some(per_second);
         self
     }
 
-    /// As [`Inventory::sold_out_for`].
+    /// Sets for how long "sold out" is answered without a round trip; see
+    /// [`Inventory::sold_out_for`].
     pub fn sold_out_for(mut self, age: Duration) -> Self {
         self.sold_out_for = Some(age);
         self
     }
 
-    /// Makes the sale. One that was made with the same terms is found again.
+    /// Makes the inventory. If there is one of this name with the same terms, it is opened.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::{Error, Inventory};
+    /// let sale = Inventory::builder(&dlock, "phone").stock(1_000).per_buyer(2).create().await?;
+    /// assert_eq!(sale.stock().await?.available, 1_000);
+    ///
+    /// let other = Inventory::builder(&dlock, "phone").stock(7).create().await;
+    /// assert!(matches!(other, Err(Error::Conflict(_))));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `Conflict` if there is one with other terms; `Invalid` for terms out of
-    /// bounds; `Store` if the store cannot be used, or may throw stock away when
-    /// its memory is full; `Unknown` if it did not answer: call it again.
+    /// `Conflict` if there is an inventory of this name with other terms. `Invalid` if a
+    /// term is out of bounds. `Store` if the store cannot be used, or if it may delete the
+    /// inventory when its memory is full. `Unknown` if the store did not answer; call it
+    /// again.
     ///
     /// # Cancel safety
-    /// The sale may have been made when this is dropped.
+    /// The inventory may have been made when this is dropped; call it again.
     pub async fn create(self) -> Result<Inventory> {
         let key = self.key.clone()?;
         let terms = self.terms()?;
         if self.rate == Some(0) {
-            return Err(Error::Invalid("a rate of 0 would admit nobody".into()));
+            return Err(Error::Invalid(
+                "a rate of 0 would let no request through; give 1 or more".into(),
+            ));
         }
         let store = store(&self.dlock)?;
         let name = key.clone();
@@ -127,13 +144,13 @@ impl Builder {
             store.create(&name, &terms).await
         };
         let view = on_driver(&self.dlock, store, create).await?;
-        let mut sale = Inventory::of(&self.dlock, key, &view)?;
+        let mut inventory = Inventory::of(&self.dlock, key, &view)?;
         if let Some(age) = self.sold_out_for {
-            sale = sale.sold_out_for(age);
+            inventory = inventory.sold_out_for(age);
         }
         match self.rate {
-            Some(rate) => sale.admit_per_process(rate),
-            None => Ok(sale),
+            Some(rate) => inventory.rate_limit_per_process(rate),
+            None => Ok(inventory),
         }
     }
 
@@ -162,16 +179,18 @@ impl Builder {
 
 pub(super) fn checked_segments(segments: u32) -> Result<()> {
     if segments == 0 || segments > MAX_SEGMENTS {
-        return Err(Error::Invalid(format!("a sale has 1 to {MAX_SEGMENTS} segments")));
+        return Err(Error::Invalid(format!("an inventory has 1 to {MAX_SEGMENTS} segments")));
     }
     Ok(())
 }
 
-/// The bounds in milliseconds; 0: none.
+/// The bounds in milliseconds of Unix time; 0 means no bound.
 pub(super) fn window(opens: Option<SystemTime>, closes: Option<SystemTime>) -> Result<(u64, u64)> {
     let (opens, closes) = (opens.map_or(0, unix_millis), closes.map(unix_millis));
     if closes.is_some_and(|closes| closes <= opens) || closes.unwrap_or(opens) >= 1 << 53 {
-        return Err(Error::Invalid("the sale would close before it opens, or never open".into()));
+        return Err(Error::Invalid(
+            "the inventory would close before it opens, or never open".into(),
+        ));
     }
     Ok((opens, closes.unwrap_or(0)))
 }

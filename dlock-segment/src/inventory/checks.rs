@@ -1,4 +1,4 @@
-//! Arguments within their bounds, and answers that are errors.
+//! Checks of arguments, and the errors that unexpected answers become.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,11 +15,11 @@ pub(super) fn checked_id(what: &str, id: &str) -> Result<Id> {
     Ok(id.into())
 }
 
-/// What follows an operation's id in that of its refund, if that was given none. No
-/// id of a user contains a control character.
+/// The suffix that makes an operation id the id of its refund, if the refund was given
+/// none. Ids of users contain no control characters.
 pub(super) const WHOLE_REFUND: &str = "\u{1}refund";
 
-/// An id that was asked for, or that a refund without an id has.
+/// Checks an id that a user gave, or that a refund without an id has.
 pub(super) fn checked_own_id(what: &str, id: &str) -> Result<Id> {
     checked_id(what, id.strip_suffix(WHOLE_REFUND).unwrap_or(id))?;
     Ok(id.into())
@@ -32,7 +32,7 @@ pub(super) fn checked_quantity(what: &str, quantity: u64) -> Result<u64> {
     Ok(quantity)
 }
 
-/// At least a millisecond and at most ten years.
+/// Checks that it is at least a millisecond and at most ten years.
 pub(super) fn checked_millis(what: &str, duration: Duration) -> Result<u64> {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     if millis == 0 || duration > Duration::from_secs(3_650 * 86_400) {
@@ -51,18 +51,18 @@ pub(super) fn unix_millis(time: SystemTime) -> u64 {
 pub(super) fn unexpected(answer: &Answer) -> Error {
     match answer {
         Answer::Conflict => Error::Conflict(
-            "this operation id stands for another request (kind, quantity or buyer); use a new id"
+            "this operation id belongs to another request (kind, quantity or buyer); use a new id"
                 .into(),
         ),
         Answer::Absent => {
-            Error::NotFound("there is no such operation, or its retention is over".into())
+            Error::NotFound("there is no operation with this id, or its retention is over".into())
         }
         Answer::BuyerMissing => {
-            Error::Invalid("the sale limits each buyer; name one with .buyer(..)".into())
+            Error::Invalid("the inventory limits each buyer; name the buyer with .buyer(id)".into())
         }
-        Answer::Overflow => Error::Invalid("the sale would have 2^53 units or more".into()),
+        Answer::Overflow => Error::Invalid("the inventory would have 2^53 units or more; restock less".into()),
         Answer::Unreadable => Error::Conflict(
-            "what is kept of this operation cannot be read, so nothing was changed; audit() names it; was it written by a newer version?"
+            "the record of this operation cannot be read, so nothing was changed; it may have been written by a newer version; audit() lists such records"
                 .into(),
         ),
         other => Error::Conflict(format!("the store answered {other:?}")),

@@ -1,9 +1,9 @@
-//! Requests of a process that are in flight at the same time share calls: a
-//! [`BatchQueue`] for each sale. A busy sale crosses to the driver's thread only when
-//! it wakes up; an idle one holds nothing here.
+//! Requests of one process share calls to the store, by a [`BatchQueue`] for each
+//! inventory. A busy inventory spawns a task on the driver only when its queue was empty;
+//! an idle one holds nothing here.
 //!
-//! Each request has its own answer. One whose future is dropped before its batch
-//! left is not sent.
+//! Each request gets its own answer. A request whose future is dropped before its batch is
+//! sent is not sent.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,13 +14,13 @@ use dlock::extension::{BatchLimits, BatchQueue, ClientExtension, Full, Priority,
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
-use crate::store::{Answer, Ask, Glance, Sale, Store};
+use crate::store::{Answer, InventoryId, Request, Snapshot, Store};
 
 const LIMITS: BatchLimits = BatchLimits {
-    // One call is worked on while the other travels.
+    // The server works on one call while the other is on its way.
     in_flight: 2,
-    // Some hundred microseconds of the server's time: 256 deductions with an id,
-    // twice as many without, 85 of the rest.
+    // A few hundred microseconds of the server's time: 256 deductions with an id, twice
+    // as many without, or 85 other requests.
     weight: 512,
     pending: 1_000_000,
 };
@@ -28,45 +28,49 @@ const LIMITS: BatchLimits = BatchLimits {
 pub(crate) struct Combiner {
     store: Arc<dyn Store>,
     extension: ClientExtension,
-    sale: Sale,
+    inventory: InventoryId,
     queue: Arc<BatchQueue<Pending>>,
 }
 
 /// A request that waits for a batch.
 struct Pending {
-    ask: Ask,
+    request: Request,
     reply: Arc<Reply>,
 }
 
-/// Where the answer to one request goes.
+/// The place for the answer to one request.
 #[derive(Default)]
 struct Reply(Mutex<ReplyState>);
 
 #[derive(Default)]
 struct ReplyState {
     waker: Option<Waker>,
-    answer: Option<Result<(Glance, Answer)>>,
-    /// Nobody waits for the answer any more.
+    answer: Option<Result<(Snapshot, Answer)>>,
+    /// The future that waited for the answer was dropped.
     abandoned: bool,
 }
 
 impl Combiner {
-    pub(crate) fn new(store: Arc<dyn Store>, extension: ClientExtension, sale: Sale) -> Self {
-        Combiner { store, extension, sale, queue: BatchQueue::new(LIMITS) }
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        extension: ClientExtension,
+        inventory: InventoryId,
+    ) -> Self {
+        Combiner { store, extension, inventory, queue: BatchQueue::new(LIMITS) }
     }
 
-    /// Sends a request along with others.
+    /// Sends a request in a batch with others.
     pub(crate) fn send(
         self: &Arc<Self>,
-        ask: Ask,
-    ) -> impl Future<Output = Result<(Glance, Answer)>> + use<> {
+        request: Request,
+    ) -> impl Future<Output = Result<(Snapshot, Answer)>> + use<> {
         let reply = Arc::<Reply>::default();
-        let weight = ask.weight();
-        match self.queue.push(Pending { ask, reply: reply.clone() }, weight, Priority::Normal) {
+        let weight = request.weight();
+        match self.queue.push(Pending { request, reply: reply.clone() }, weight, Priority::Normal) {
             Ok(None) => {}
             Ok(Some(slot)) => {
                 let sender = Sender { combiner: self.clone(), finished: false };
-                // If the driver has ended the sender is dropped, which tells everybody.
+                // If the driver has ended, the sender is dropped and answers every request.
                 let _ = self.extension.spawn(sender.run(slot));
             }
             Err(Full(pending)) => pending.reply.set(Err(overloaded())),
@@ -74,27 +78,28 @@ impl Combiner {
         Sent { reply, done: false }
     }
 
-    /// Room for pending requests, and the calls in flight.
+    /// The capacity for pending requests, and the number of calls in flight.
     #[cfg(test)]
     pub(super) fn footprint(&self) -> (usize, usize) {
         self.queue.footprint()
     }
 
-    async fn make(&self, mut batch: Unanswered) {
-        while !batch.asks.is_empty() {
-            match self.store.apply(&self.sale, &batch.asks).await {
+    async fn send_batch(&self, mut batch: Unanswered) {
+        while !batch.requests.is_empty() {
+            match self.store.apply(&self.inventory, &batch.requests).await {
                 Ok((view, answers)) => {
-                    let glance = Glance::from(&view);
-                    // Those who are to ask again do so at once: each call gives
-                    // back some more of what expired.
-                    let asks = std::mem::take(&mut batch.asks);
+                    let snapshot = Snapshot::from(&view);
+                    // Requests that must be repeated are sent at once: each call gives
+                    // back some more expired reservations.
+                    let requests = std::mem::take(&mut batch.requests);
                     let replies = std::mem::take(&mut batch.replies);
-                    for ((ask, reply), answer) in asks.into_iter().zip(replies).zip(answers) {
+                    for ((request, reply), answer) in requests.into_iter().zip(replies).zip(answers)
+                    {
                         if answer == Answer::Again {
-                            batch.asks.push(ask);
+                            batch.requests.push(request);
                             batch.replies.push(reply);
                         } else {
-                            reply.set(Ok((glance, answer)));
+                            reply.set(Ok((snapshot, answer)));
                         }
                     }
                 }
@@ -109,8 +114,8 @@ impl Combiner {
     }
 }
 
-/// Sends batches until nothing is pending. Should the driver end under it, nobody
-/// waits for an answer that does not come.
+/// Sends batches until nothing is pending. If the driver ends meanwhile, every pending
+/// request gets an error.
 struct Sender {
     combiner: Arc<Combiner>,
     finished: bool,
@@ -120,7 +125,7 @@ impl Sender {
     async fn run(mut self, mut slot: Slot<Pending>) {
         let mut batch = Vec::new();
         while slot.next_batch(&mut batch) {
-            self.combiner.make(Unanswered::new(&mut batch)).await;
+            self.combiner.send_batch(Unanswered::new(&mut batch)).await;
         }
         self.finished = true;
     }
@@ -136,34 +141,34 @@ impl Drop for Sender {
     }
 }
 
-/// What was not sent yet is certainly not applied.
+/// The error for requests that were not sent, so they were not applied.
 fn driver_ended() -> Error {
     Error::Store(
-        dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Stock)
-            .saying("the client's driver has ended"),
+        dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
+            .saying("the client has shut down; connect a new one"),
     )
 }
 
 fn overloaded() -> Error {
     let pending = LIMITS.pending;
     Error::Store(
-        dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Stock)
-            .saying(format!("{pending} requests of this sale wait to be sent; shed load")),
+        dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Inventory)
+            .saying(format!("{pending} requests of this inventory wait to be sent; send fewer, e.g. with rate_limit_per_process()")),
     )
 }
 
-/// A batch that was taken from the queue. Whoever is not answered when it is dropped
-/// hears that the outcome is unknown.
+/// A batch that left the queue. When it is dropped, requests without an answer get
+/// [`Error::Unknown`].
 struct Unanswered {
-    asks: Vec<Ask>,
+    requests: Vec<Request>,
     replies: Vec<Arc<Reply>>,
 }
 
 impl Unanswered {
     fn new(batch: &mut Vec<Pending>) -> Self {
         let wanted = batch.drain(..).filter(|pending| !pending.reply.0.lock().abandoned);
-        let (asks, replies) = wanted.map(|Pending { ask, reply }| (ask, reply)).unzip();
-        Unanswered { asks, replies }
+        let (requests, replies) = wanted.map(|Pending { request, reply }| (request, reply)).unzip();
+        Unanswered { requests, replies }
     }
 }
 
@@ -176,7 +181,7 @@ impl Drop for Unanswered {
 }
 
 impl Reply {
-    fn set(&self, answer: Result<(Glance, Answer)>) {
+    fn set(&self, answer: Result<(Snapshot, Answer)>) {
         let mut state = self.0.lock();
         state.answer = Some(answer);
         let waker = state.waker.take();
@@ -187,14 +192,14 @@ impl Reply {
     }
 }
 
-/// A request on its way.
+/// The future of a request that was queued or sent.
 struct Sent {
     reply: Arc<Reply>,
     done: bool,
 }
 
 impl Future for Sent {
-    type Output = Result<(Glance, Answer)>;
+    type Output = Result<(Snapshot, Answer)>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.reply.0.lock();

@@ -1,26 +1,27 @@
-//! What a sale answers.
+//! The answers of an inventory.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::{Fate, Glance, Parts, Record, View};
+use crate::store::{Parts, Record, Snapshot, Status, View};
 
-/// Proof of an effect: of a deduction, a reservation, a refund or a restock.
-/// Survives a resize of the sale; the same operation gives the same again.
+/// The proof of an effect: of a deduction, a reservation, a refund or a restock.
+///
+/// It stays valid after a resize. The same operation gives the same receipt again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Receipt {
-    /// The id, if one was given.
+    /// The operation id, if one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<String>,
-    /// How many units.
+    /// The number of units.
     pub quantity: u64,
-    /// The segments and how many units of each.
+    /// The segments that the units are from, with the number of units of each.
     pub parts: Parts,
-    /// What the segments' numbers are to be read by.
+    /// The epoch that the segment numbers belong to; a resize starts a new one.
     pub epoch: u32,
-    /// When, in milliseconds of Unix time by the store's clock.
+    /// The time of the effect, in milliseconds of Unix time by the store's clock.
     pub at: u64,
 }
 
@@ -31,7 +32,7 @@ impl Receipt {
     }
 }
 
-/// Nothing is left, or not enough.
+/// What is known when not enough units are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SoldOut {
     pub(crate) reserved: u64,
@@ -39,14 +40,14 @@ pub(crate) struct SoldOut {
 }
 
 impl SoldOut {
-    pub(crate) fn of(glance: &Glance) -> Self {
-        let left = glance.next_expiry.saturating_sub(glance.now);
-        let next_expiry = (glance.next_expiry != 0).then(|| Duration::from_millis(left));
-        SoldOut { reserved: glance.reserved, next_expiry }
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        let left = snapshot.next_expiry.saturating_sub(snapshot.now);
+        let next_expiry = (snapshot.next_expiry != 0).then(|| Duration::from_millis(left));
+        SoldOut { reserved: snapshot.reserved, next_expiry }
     }
 }
 
-/// Writes an enum of what may come of asking for units.
+/// Writes the enum of the possible answers to a request for units.
 macro_rules! outcomes {
     ($(#[$about:meta])* $name:ident { $(#[$done_about:meta])* $done:ident($what:ty) }) => {
         $(#[$about])*
@@ -55,26 +56,26 @@ macro_rules! outcomes {
         pub enum $name {
             $(#[$done_about])*
             $done($what),
-            /// Not enough is left.
+            /// Not enough units are left.
             SoldOut {
-                /// How many units are only reserved and may come back.
+                /// The number of units that are only reserved and may become available.
                 reserved: u64,
-                /// When the next reservation expires.
+                /// The time until the next reservation expires.
                 next_expiry: Option<Duration>,
             },
-            /// The buyer would have more than the limit.
+            /// The buyer would have more units than the limit per buyer.
             LimitReached,
-            /// The sale has not opened.
+            /// The inventory does not sell yet.
             NotStarted {
-                /// When it will.
+                /// The time until it sells.
                 opens_in: Duration,
             },
-            /// The sale is over.
+            /// The inventory does not sell any more.
             Ended,
-            /// The sale is paused.
+            /// The inventory is paused.
             Paused,
-            /// Under this id nothing happens any more: it was resolved as not
-            /// applied, or cancelled before it came.
+            /// This operation id is refused for good: it was resolved as not applied, or
+            /// cancelled before the request came.
             Refused,
         }
 
@@ -87,7 +88,7 @@ macro_rules! outcomes {
 }
 
 outcomes! {
-    /// What came of [`deduct`](crate::Inventory::deduct).
+    /// The answer to [`deduct`](crate::Inventory::deduct).
     Deduction {
         /// The units are sold.
         Taken(Receipt)
@@ -95,9 +96,9 @@ outcomes! {
 }
 
 outcomes! {
-    /// What came of [`reserve`](crate::Inventory::reserve).
+    /// The answer to [`reserve`](crate::Inventory::reserve).
     Reservation {
-        /// The units are held; asked for again, what became of them since.
+        /// The units are reserved. A repeated request gets the current state.
         Held(Hold)
     }
 }
@@ -106,60 +107,60 @@ outcomes! {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Hold {
-    /// What is reserved.
+    /// The receipt of the reserved units.
     pub receipt: Receipt,
-    /// Until when, in milliseconds of Unix time by the store's clock.
+    /// When the reservation expires, in milliseconds of Unix time by the store's clock.
     pub expires_at: u64,
-    /// How it stands.
+    /// The state of the reservation.
     pub state: HoldState,
 }
 
 impl Hold {
     pub(crate) fn of(id: String, record: Record) -> Self {
-        let state = match record.fate {
-            Fate::Confirmed => HoldState::Confirmed,
-            Fate::Cancelled => HoldState::Cancelled,
-            Fate::Expired => HoldState::Expired,
+        let state = match record.status {
+            Status::Confirmed => HoldState::Confirmed,
+            Status::Cancelled => HoldState::Cancelled,
+            Status::Expired => HoldState::Expired,
             _ => HoldState::Open,
         };
         Hold { expires_at: record.expires, state, receipt: Receipt::of(Some(id), record) }
     }
 
-    /// Until when.
+    /// When the reservation expires, by the store's clock.
     pub fn expires(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.expires_at)
     }
 }
 
-/// How a reservation stands.
+/// The state of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum HoldState {
     /// The units are reserved.
     Open,
-    /// They are sold.
+    /// The units are sold.
     Confirmed,
-    /// They went back.
+    /// The units were given back.
     Cancelled,
-    /// They went back when their time was over.
+    /// The units were given back because the time was over.
     Expired,
-    /// It was cancelled, or resolved as not applied, before it came.
+    /// The reservation was cancelled, or resolved as not applied, before it came.
     Refused,
 }
 
-/// What came of [`refund`](crate::Inventory::refund).
+/// The answer to [`refund`](crate::Inventory::refund).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refund {
     /// The units are available again.
     Refunded(Receipt),
-    /// More than the operation has left to be refunded; nothing was changed.
+    /// The operation has fewer units left than were to be refunded; nothing was changed.
     TooMuch {
-        /// How many it has.
+        /// The number of units that it has left.
         left: u64,
     },
-    /// Under this refund's id nothing happens any more.
+    /// The id of this refund is refused for good: it was resolved as not applied.
     Refused,
 }
 
@@ -169,31 +170,31 @@ pub enum Refund {
 pub enum Resolved {
     /// The deduction was applied.
     Taken(Receipt),
-    /// The reservation was applied; how it stands is in it.
+    /// The reservation was applied; the value has its state.
     Reserved(Hold),
     /// The refund was applied.
     Refunded(Receipt),
     /// The restock was applied.
     Restocked(Receipt),
-    /// It was not applied, and never will be within the retention.
+    /// The operation was not applied, and will not be within the retention.
     NotApplied,
 }
 
 impl Resolved {
     pub(crate) fn of(id: String, record: Record) -> Self {
-        match record.fate {
-            Fate::Taken => Resolved::Taken(Receipt::of(Some(id), record)),
-            Fate::Refund => Resolved::Refunded(Receipt::of(Some(id), record)),
-            Fate::Restock => Resolved::Restocked(Receipt::of(Some(id), record)),
-            Fate::Tombstone => Resolved::NotApplied,
-            Fate::Reserved | Fate::Confirmed | Fate::Cancelled | Fate::Expired => {
+        match record.status {
+            Status::Taken => Resolved::Taken(Receipt::of(Some(id), record)),
+            Status::Refund => Resolved::Refunded(Receipt::of(Some(id), record)),
+            Status::Restock => Resolved::Restocked(Receipt::of(Some(id), record)),
+            Status::Tombstone => Resolved::NotApplied,
+            Status::Reserved | Status::Confirmed | Status::Cancelled | Status::Expired => {
                 Resolved::Reserved(Hold::of(id, record))
             }
         }
     }
 }
 
-/// The counts of a sale at one moment.
+/// The counts of an inventory at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
@@ -204,14 +205,14 @@ pub struct Stock {
     pub reserved: u64,
     pub sold: u64,
     pub segments: u32,
-    /// Rises with every resize.
+    /// The number of resizes so far.
     pub epoch: u32,
     pub paused: bool,
     pub per_buyer: Option<u64>,
-    /// In milliseconds of Unix time by the store's clock, as `now`.
+    /// In milliseconds of Unix time by the store's clock, like all times here.
     pub opens_at: Option<u64>,
     pub closes_at: Option<u64>,
-    /// Open reservations, and when the first expires.
+    /// The number of open reservations; `next_expiry` is when the first of them expires.
     pub reservations: u64,
     pub next_expiry: Option<u64>,
     pub now: u64,

@@ -1,4 +1,4 @@
-//! The requests of a sale, each built up and then sent.
+//! The requests to an inventory. Each is built first and then sent.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use super::outcome::SoldOut;
 use super::{Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation};
 use crate::error::{Error, Result};
 use crate::observe;
-use crate::store::{Answer, Ask, Fate, Glance, Id, Record};
+use crate::store::{Answer, Id, Record, Request, Snapshot, Status};
 
-/// How long a reservation lasts, unless set otherwise.
+/// How long a reservation lasts by default.
 const RESERVED_FOR: Duration = Duration::from_secs(15 * 60);
 
-/// Who asks for units, under which id.
+/// What deductions and reservations have in common.
 #[derive(Clone, Debug)]
-struct Who<'a> {
-    sale: &'a Inventory,
+struct UnitRequest<'a> {
+    inventory: &'a Inventory,
     quantity: u64,
     operation: Option<String>,
     buyer: Option<String>,
     first_try: bool,
 }
 
-impl Who<'_> {
+impl UnitRequest<'_> {
     fn checked(&self) -> Result<(u64, Option<Id>, Option<Id>)> {
         let quantity = checked_quantity("the quantity", self.quantity)?;
         let id = |what, id: &Option<String>| match id {
@@ -32,80 +32,102 @@ impl Who<'_> {
         Ok((quantity, id("operation id", &self.operation)?, id("buyer's id", &self.buyer)?))
     }
 
-    /// What is answered without asking: "sold out", but not to one who may have
-    /// bought already.
-    fn in_front(&self) -> Result<Option<SoldOut>> {
-        let (front, key) = (&self.sale.shared.front, &self.sale.shared.sale.key);
-        front.admit().inspect_err(|_| observe::in_front(key, "throttled"))?;
+    /// The answer that needs no round trip. It is "sold out", but not for a request that
+    /// may be the retry of somebody who bought.
+    fn local_answer(&self) -> Result<Option<SoldOut>> {
+        let (admission, key) =
+            (&self.inventory.shared.admission, &self.inventory.shared.inventory.key);
+        admission.admit().inspect_err(|_| observe::answered_locally(key, "throttled"))?;
         let may_know = self.operation.is_none() || self.first_try;
-        let sold_out = may_know.then(|| front.sold_out(self.quantity)).flatten();
-        Ok(sold_out.inspect(|_| observe::in_front(key, "sold_out_in_front")))
+        let sold_out = may_know.then(|| admission.sold_out(self.quantity)).flatten();
+        Ok(sold_out.inspect(|_| observe::answered_locally(key, "sold_out_cached")))
     }
 }
 
-/// Writes the options of a request for units.
-macro_rules! who_options {
+/// Writes the options that deductions and reservations share.
+macro_rules! unit_request_options {
     () => {
-        /// The id under which this happens once, whoever sends it however often.
+        /// Sets the operation id. The request has its effect once under this id, however
+        /// often it is sent, from any process.
         pub fn operation(mut self, id: impl Into<String>) -> Self {
-            self.who.operation = Some(id.into());
+            self.units.operation = Some(id.into());
             self
         }
 
-        /// For whom.
+        /// Sets the id of the buyer, whose units count against the limit per buyer.
         pub fn buyer(mut self, id: impl Into<String>) -> Self {
-            self.who.buyer = Some(id.into());
+            self.units.buyer = Some(id.into());
             self
         }
 
-        /// Says that the operation id is new and was never sent before, so that
-        /// "sold out" may be answered without a round trip. Without it a request
-        /// with an id always asks: it may be the retry of somebody who bought.
+        /// Declares that the operation id was never sent before, so that "sold out" may be
+        /// answered without a round trip. Without it a request with an id is always sent,
+        /// because it may be the retry of somebody who bought.
         pub fn first_try(mut self) -> Self {
-            self.who.first_try = true;
+            self.units.first_try = true;
             self
         }
     };
 }
 
-/// A deduction: [`Inventory::deduct`].
+/// A request that buys units: [`Inventory::deduct`].
 #[derive(Clone, Debug)]
-#[must_use = "nothing is taken until send() is awaited"]
-pub struct Deduct<'a> {
-    who: Who<'a>,
+#[must_use = "nothing is bought until send() is awaited"]
+pub struct DeductRequest<'a> {
+    units: UnitRequest<'a>,
 }
 
-impl<'a> Deduct<'a> {
-    pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
-        Deduct { who: Who { sale, quantity, operation: None, buyer: None, first_try: false } }
+impl<'a> DeductRequest<'a> {
+    pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
+        DeductRequest {
+            units: UnitRequest {
+                inventory,
+                quantity,
+                operation: None,
+                buyer: None,
+                first_try: false,
+            },
+        }
     }
 
-    who_options!();
+    unit_request_options!();
 
-    /// Takes the units.
+    /// Buys the units.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::Deduction;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// match sale.deduct(2).operation("order-981").buyer("u-7").send().await? {
+    ///     Deduction::Taken(receipt) => assert_eq!(receipt.quantity, 2),
+    ///     other => panic!("{other:?}"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `Unknown` if the store did not answer; under an id it was asked again for
-    /// a while. `Conflict` if the id stands for something else. `Throttled`,
-    /// `Invalid`, `NotFound`, `Store`: nothing was taken.
+    /// `Unknown` if the store did not answer; a request with an id was sent again for a
+    /// while. `Conflict` if the id belongs to another request. `Throttled`, `Invalid`,
+    /// `NotFound` (the inventory was removed) and `Store`: nothing was bought.
     ///
     /// # Cancel safety
-    /// Dropped before it was sent, nothing happens; later, the units may be taken:
-    /// under an id, [`Inventory::resolve`] or the same call again tells.
+    /// If it is dropped before the request was sent, nothing happens. Later, the units may
+    /// have been bought: with an id, [`Inventory::resolve`] or the same call again tells.
     pub async fn send(self) -> Result<Deduction> {
-        let (quantity, operation, buyer) = self.who.checked()?;
-        let sale = self.who.sale;
-        if let Some(sold_out) = self.who.in_front()? {
+        let (quantity, operation, buyer) = self.units.checked()?;
+        let inventory = self.units.inventory;
+        if let Some(sold_out) = self.units.local_answer()? {
             return Ok(Deduction::sold_out(sold_out));
         }
-        let ask = Ask::Deduct { quantity, operation: operation.clone(), buyer };
-        let (glance, answer) = sale.ask(ask, operation.as_ref()).await?;
+        let request = Request::Deduct { quantity, operation: operation.clone(), buyer };
+        let (snapshot, answer) = inventory.send(request, operation.as_ref()).await?;
         Ok(match answer {
-            Answer::Found(Record { fate: Fate::Tombstone, .. }) => Deduction::Refused,
-            Answer::Found(record) => Deduction::Taken(Receipt::of(self.who.operation, record)),
-            Answer::SoldOut => Deduction::sold_out(SoldOut::of(&glance)),
+            Answer::Found(Record { status: Status::Tombstone, .. }) => Deduction::Refused,
+            Answer::Found(record) => Deduction::Taken(Receipt::of(self.units.operation, record)),
+            Answer::SoldOut => Deduction::sold_out(SoldOut::of(&snapshot)),
             Answer::LimitReached => Deduction::LimitReached,
-            Answer::NotStarted => Deduction::NotStarted { opens_in: opens_in(&glance) },
+            Answer::NotStarted => Deduction::NotStarted { opens_in: opens_in(&snapshot) },
             Answer::Ended => Deduction::Ended,
             Answer::Paused => Deduction::Paused,
             other => return Err(unexpected(&other)),
@@ -113,58 +135,72 @@ impl<'a> Deduct<'a> {
     }
 }
 
-fn opens_in(glance: &Glance) -> Duration {
-    Duration::from_millis(glance.opens_at.saturating_sub(glance.now))
+fn opens_in(snapshot: &Snapshot) -> Duration {
+    Duration::from_millis(snapshot.opens_at.saturating_sub(snapshot.now))
 }
 
-/// A reservation to be made: [`Inventory::reserve`].
+/// A request that reserves units: [`Inventory::reserve`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is reserved until send() is awaited"]
-pub struct Reserve<'a> {
-    who: Who<'a>,
+pub struct ReserveRequest<'a> {
+    units: UnitRequest<'a>,
     expires_in: Duration,
 }
 
-impl<'a> Reserve<'a> {
-    pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
-        let who = Who { sale, quantity, operation: None, buyer: None, first_try: false };
-        Reserve { who, expires_in: RESERVED_FOR }
+impl<'a> ReserveRequest<'a> {
+    pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
+        let units =
+            UnitRequest { inventory, quantity, operation: None, buyer: None, first_try: false };
+        ReserveRequest { units, expires_in: RESERVED_FOR }
     }
 
-    who_options!();
+    unit_request_options!();
 
-    /// For how long; 15 minutes by default.
+    /// Sets how long the reservation lasts; 15 minutes by default.
     pub fn expires_in(mut self, duration: Duration) -> Self {
         self.expires_in = duration;
         self
     }
 
-    /// Reserves the units. They need an operation id, to be confirmed by.
+    /// Reserves the units. A reservation needs an operation id.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::{HoldState, Reservation};
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// let reservation = sale.reserve(1).operation("order-982").send().await?;
+    /// let Reservation::Held(hold) = reservation else { panic!("{reservation:?}") };
+    /// assert_eq!(hold.state, HoldState::Open);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// As [`Deduct::send`].
+    /// As [`DeductRequest::send`], and `Invalid` without an operation id.
     ///
     /// # Cancel safety
-    /// As [`Deduct::send`]; what nobody confirms expires.
+    /// As [`DeductRequest::send`]. A reservation that nobody confirms expires.
     pub async fn send(self) -> Result<Reservation> {
-        let (quantity, operation, buyer) = self.who.checked()?;
+        let (quantity, operation, buyer) = self.units.checked()?;
         let expires_in = checked_millis("the time of a reservation", self.expires_in)?;
         let Some(operation) = operation else {
-            return Err(Error::Invalid("a reservation needs an .operation(id)".into()));
+            return Err(Error::Invalid(
+                "a reservation needs an operation id; give one with .operation(id)".into(),
+            ));
         };
-        let sale = self.who.sale;
-        if let Some(sold_out) = self.who.in_front()? {
+        let inventory = self.units.inventory;
+        if let Some(sold_out) = self.units.local_answer()? {
             return Ok(Reservation::sold_out(sold_out));
         }
         let id = operation.clone();
-        let ask = Ask::Reserve { quantity, operation, buyer, expires_in };
-        let (glance, answer) = sale.ask(ask, Some(&id)).await?;
+        let request = Request::Reserve { quantity, operation, buyer, expires_in };
+        let (snapshot, answer) = inventory.send(request, Some(&id)).await?;
         Ok(match answer {
-            Answer::Found(Record { fate: Fate::Tombstone, .. }) => Reservation::Refused,
+            Answer::Found(Record { status: Status::Tombstone, .. }) => Reservation::Refused,
             Answer::Found(record) => Reservation::Held(Hold::of(id.to_string(), record)),
-            Answer::SoldOut => Reservation::sold_out(SoldOut::of(&glance)),
+            Answer::SoldOut => Reservation::sold_out(SoldOut::of(&snapshot)),
             Answer::LimitReached => Reservation::LimitReached,
-            Answer::NotStarted => Reservation::NotStarted { opens_in: opens_in(&glance) },
+            Answer::NotStarted => Reservation::NotStarted { opens_in: opens_in(&snapshot) },
             Answer::Ended => Reservation::Ended,
             Answer::Paused => Reservation::Paused,
             other => return Err(unexpected(&other)),
@@ -174,61 +210,119 @@ impl<'a> Reserve<'a> {
 
 /// The reservation of an operation: [`Inventory::reservation`].
 ///
-/// Every call answers how the reservation stands afterwards: who confirms one
-/// that expired hears [`HoldState::Expired`], and who does the same twice hears
-/// the same twice.
+/// Every call returns the state of the reservation after it. Confirming a reservation
+/// that expired returns [`HoldState::Expired`], and the same call twice returns the same
+/// state twice.
 #[derive(Clone, Debug)]
 #[must_use = "it does nothing until one of its calls is awaited"]
 pub struct ReservationHandle<'a> {
-    sale: &'a Inventory,
+    inventory: &'a Inventory,
     operation: String,
 }
 
 impl<'a> ReservationHandle<'a> {
-    pub(super) fn new(sale: &'a Inventory, operation: &str) -> Self {
-        ReservationHandle { sale, operation: operation.to_owned() }
+    pub(super) fn new(inventory: &'a Inventory, operation: &str) -> Self {
+        ReservationHandle { inventory, operation: operation.to_owned() }
     }
 
-    /// Sells what is reserved.
+    /// Sells the reserved units.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::HoldState;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # sale.reserve(2).operation("order-1").send().await?;
+    /// assert_eq!(sale.reservation("order-1").confirm().await?, HoldState::Confirmed);
+    /// assert_eq!(sale.stock().await?.sold, 2);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `NotFound` if there is no such operation, `Conflict` if it is not a
-    /// reservation, `Unknown`, `Store`.
+    /// `NotFound` if there is no such operation or the inventory was removed. `Conflict` if
+    /// the operation is not a reservation. `Invalid` if the id is empty or too long. `Store`
+    /// if the store cannot be used. `Unknown` if the store did not answer; call it again.
     ///
     /// # Cancel safety
-    /// It may have happened when it is dropped; so for the calls below.
+    /// It may have happened when it is dropped; call it again.
     pub async fn confirm(&self) -> Result<HoldState> {
-        self.settle(|operation| Ask::Confirm { operation }).await
+        self.settle(|operation| Request::Confirm { operation }).await
     }
 
-    /// Gives back what is reserved. Before the reservation came, it refuses it.
+    /// Gives the reserved units back. If the reservation has not arrived yet, it will be
+    /// refused.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::HoldState;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # sale.reserve(2).operation("order-1").send().await?;
+    /// assert_eq!(sale.reservation("order-1").cancel().await?, HoldState::Cancelled);
+    /// assert_eq!(sale.stock().await?.available, 5);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// As [`confirm`](Self::confirm), but never `NotFound` for the operation.
+    /// As [`confirm`](Self::confirm), but an unknown operation is not an error.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped; call it again.
     pub async fn cancel(&self) -> Result<HoldState> {
-        self.settle(|operation| Ask::Cancel { operation }).await
+        self.settle(|operation| Request::Cancel { operation }).await
     }
 
-    /// Lets it last for `duration` from now, if that is longer than it would.
-    /// Repeated or raced, it is done once: the end is fixed before it is sent.
+    /// Makes the reservation last for `duration` from now, unless it already lasts longer.
+    /// The new end is fixed before it is sent, so a repeated call does not add up.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::HoldState;
+    /// # use std::time::Duration;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # sale.reserve(2).operation("order-1").send().await?;
+    /// let state = sale.reservation("order-1").extend(Duration::from_secs(3_600)).await?;
+    /// assert_eq!(state, HoldState::Open);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// As [`confirm`](Self::confirm).
+    /// As [`confirm`](Self::confirm), and `Invalid` if the duration is shorter than a
+    /// millisecond or longer than ten years.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped; call it again.
     pub async fn extend(&self, duration: Duration) -> Result<HoldState> {
         let lasts = checked_millis("the time of a reservation", duration)?;
         let id = checked_id("operation id", &self.operation)?;
-        let (glance, _) = self.sale.ask(Ask::Look { operation: id.clone() }, Some(&id)).await?;
-        let until = glance.now + lasts;
-        self.settle(|operation| Ask::Extend { operation, until }).await
+        let (snapshot, _) =
+            self.inventory.send(Request::Look { operation: id.clone() }, Some(&id)).await?;
+        let until = snapshot.now + lasts;
+        self.settle(|operation| Request::Extend { operation, until }).await
     }
 
-    /// The reservation as it stands.
+    /// Reads the reservation.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::HoldState;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # sale.reserve(2).operation("order-1").send().await?;
+    /// let hold = sale.reservation("order-1").look().await?;
+    /// assert_eq!((hold.receipt.quantity, hold.state), (2, HoldState::Open));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`confirm`](Self::confirm).
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
     pub async fn look(&self) -> Result<Hold> {
         let id = checked_id("operation id", &self.operation)?;
-        match self.sale.ask(Ask::Look { operation: id.clone() }, Some(&id)).await? {
+        match self.inventory.send(Request::Look { operation: id.clone() }, Some(&id)).await? {
             (_, Answer::Found(record)) if state_of(&record).is_some() => {
                 Ok(Hold::of(id.to_string(), record))
             }
@@ -237,9 +331,9 @@ impl<'a> ReservationHandle<'a> {
         }
     }
 
-    async fn settle(&self, ask: impl FnOnce(Id) -> Ask) -> Result<HoldState> {
+    async fn settle(&self, request: impl FnOnce(Id) -> Request) -> Result<HoldState> {
         let id = checked_id("operation id", &self.operation)?;
-        match self.sale.ask(ask(id.clone()), Some(&id)).await? {
+        match self.inventory.send(request(id.clone()), Some(&id)).await? {
             (_, Answer::Found(record)) => {
                 state_of(&record).ok_or_else(|| unexpected(&Answer::Conflict))
             }
@@ -249,39 +343,39 @@ impl<'a> ReservationHandle<'a> {
 }
 
 fn state_of(record: &Record) -> Option<HoldState> {
-    Some(match record.fate {
-        Fate::Reserved => HoldState::Open,
-        Fate::Confirmed => HoldState::Confirmed,
-        Fate::Cancelled => HoldState::Cancelled,
-        Fate::Expired => HoldState::Expired,
-        Fate::Tombstone => HoldState::Refused,
-        Fate::Taken | Fate::Refund | Fate::Restock => return None,
+    Some(match record.status {
+        Status::Reserved => HoldState::Open,
+        Status::Confirmed => HoldState::Confirmed,
+        Status::Cancelled => HoldState::Cancelled,
+        Status::Expired => HoldState::Expired,
+        Status::Tombstone => HoldState::Refused,
+        Status::Taken | Status::Refund | Status::Restock => return None,
     })
 }
 
-/// A refund: [`Inventory::refund`].
+/// A request that gives units back: [`Inventory::refund`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is given back until send() is awaited"]
-pub struct Refunding<'a> {
-    sale: &'a Inventory,
+pub struct RefundRequest<'a> {
+    inventory: &'a Inventory,
     of: String,
     quantity: Option<u64>,
     operation: Option<String>,
 }
 
-impl<'a> Refunding<'a> {
-    pub(super) fn new(sale: &'a Inventory, of: &str) -> Self {
-        Refunding { sale, of: of.to_owned(), quantity: None, operation: None }
+impl<'a> RefundRequest<'a> {
+    pub(super) fn new(inventory: &'a Inventory, of: &str) -> Self {
+        RefundRequest { inventory, of: of.to_owned(), quantity: None, operation: None }
     }
 
-    /// How many units; without it, all that are left.
+    /// Sets how many units are given back; by default all that are left.
     pub fn quantity(mut self, units: u64) -> Self {
         self.quantity = Some(units);
         self
     }
 
-    /// The id of this refund, under which it happens once. May be left out if all
-    /// is refunded.
+    /// Sets the operation id of the refund itself, under which it happens once. It is only
+    /// needed to refund a part.
     pub fn operation(mut self, id: impl Into<String>) -> Self {
         self.operation = Some(id.into());
         self
@@ -289,13 +383,26 @@ impl<'a> Refunding<'a> {
 
     /// Gives the units back.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::Refund;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// sale.deduct(3).operation("order-1").send().await?;
+    /// let refund = sale.refund("order-1").quantity(1).operation("refund-1").send().await?;
+    /// assert!(matches!(refund, Refund::Refunded(_)));
+    /// assert_eq!(sale.stock().await?.sold, 2);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
-    /// `NotFound` if there is no such operation, `Conflict` if it is still only
-    /// reserved or the refund's id stands for something else, `Invalid` for a part
-    /// without an id, `Unknown`, `Store`.
+    /// `NotFound` if there is no such operation or the inventory was removed. `Conflict` if
+    /// the operation is still only reserved, or if the refund's id belongs to another
+    /// request. `Invalid` for a part without an id. `Store` if the store cannot be used.
+    /// `Unknown` if the store did not answer; call it again.
     ///
     /// # Cancel safety
-    /// It may have happened when it is dropped.
+    /// It may have happened when it is dropped; call it again.
     pub async fn send(self) -> Result<Refund> {
         let of = checked_id("operation id", &self.of)?;
         let quantity = match self.quantity {
@@ -306,16 +413,19 @@ impl<'a> Refunding<'a> {
             Some(id) => checked_id("refund's id", id)?,
             None if quantity == 0 => format!("{of}{WHOLE_REFUND}").into(),
             None => {
-                let what = "a part of an operation is refunded under an id: .operation(id)";
+                let what =
+                    "to refund a part of an operation, give the refund an id with .operation(id)";
                 return Err(Error::Invalid(what.into()));
             }
         };
         if id == of {
-            return Err(Error::Conflict("a refund needs an id of its own".into()));
+            return Err(Error::Conflict(
+                "a refund needs an id of its own, not that of the operation it refunds".into(),
+            ));
         }
-        let ask = Ask::Refund { of, quantity, operation: id.clone() };
-        match self.sale.ask(ask, Some(&id)).await? {
-            (_, Answer::Found(Record { fate: Fate::Tombstone, .. })) => Ok(Refund::Refused),
+        let request = Request::Refund { of, quantity, operation: id.clone() };
+        match self.inventory.send(request, Some(&id)).await? {
+            (_, Answer::Found(Record { status: Status::Tombstone, .. })) => Ok(Refund::Refused),
             (_, Answer::Found(record)) => Ok(Refund::Refunded(Receipt::of(self.operation, record))),
             (_, Answer::TooMuch { left }) => Ok(Refund::TooMuch { left }),
             (_, other) => Err(unexpected(&other)),
@@ -323,21 +433,21 @@ impl<'a> Refunding<'a> {
     }
 }
 
-/// More units: [`Inventory::restock`].
+/// A request that adds units: [`Inventory::restock`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is added until send() is awaited"]
-pub struct Restock<'a> {
-    sale: &'a Inventory,
+pub struct RestockRequest<'a> {
+    inventory: &'a Inventory,
     quantity: u64,
     operation: Option<String>,
 }
 
-impl<'a> Restock<'a> {
-    pub(super) fn new(sale: &'a Inventory, quantity: u64) -> Self {
-        Restock { sale, quantity, operation: None }
+impl<'a> RestockRequest<'a> {
+    pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
+        RestockRequest { inventory, quantity, operation: None }
     }
 
-    /// The id under which this happens once.
+    /// Sets the operation id, under which the restock happens once.
     pub fn operation(mut self, id: impl Into<String>) -> Self {
         self.operation = Some(id.into());
         self
@@ -345,23 +455,35 @@ impl<'a> Restock<'a> {
 
     /// Adds the units.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// let receipt = sale.restock(500).operation("delivery-3").send().await?;
+    /// assert_eq!(receipt.quantity, 500);
+    /// assert_eq!(sale.stock().await?.available, 505);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
-    /// `Invalid` out of bounds, `Conflict` if the id stands for something else or
-    /// was resolved as not applied, `Unknown`, `Store`, `NotFound`.
+    /// `Invalid` if the quantity is out of bounds. `Conflict` if the id belongs to another
+    /// request or was resolved as not applied. `NotFound` if the inventory was removed.
+    /// `Store` if the store cannot be used. `Unknown` if the store did not answer; with an
+    /// id, call it again.
     ///
     /// # Cancel safety
-    /// It may have happened when it is dropped.
+    /// It may have happened when it is dropped; with an id, send it again.
     pub async fn send(self) -> Result<Receipt> {
         let quantity = checked_quantity("the quantity", self.quantity)?;
         let id = match &self.operation {
             Some(id) => Some(checked_id("operation id", id)?),
             None => None,
         };
-        let ask = Ask::Restock { quantity, operation: id.clone() };
-        match self.sale.ask(ask, id.as_ref()).await? {
-            (_, Answer::Found(Record { fate: Fate::Tombstone, .. })) => {
-                Err(Error::Conflict("this restock was resolved as not applied".into()))
-            }
+        let request = Request::Restock { quantity, operation: id.clone() };
+        match self.inventory.send(request, id.as_ref()).await? {
+            (_, Answer::Found(Record { status: Status::Tombstone, .. })) => Err(Error::Conflict(
+                "this restock was resolved as not applied; use a new operation id".into(),
+            )),
             (_, Answer::Found(record)) => Ok(Receipt::of(self.operation, record)),
             (_, other) => Err(unexpected(&other)),
         }

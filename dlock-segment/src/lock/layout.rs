@@ -1,4 +1,4 @@
-//! The segments of a lock, and in which order a pass offers them.
+//! The segments of a lock, and the order in which a pass offers them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,28 +15,28 @@ pub(super) struct Layout {
     pub(super) locks: Vec<Key>,
 }
 
-/// One segment.
+/// One segment of a [`SegmentedLock`](crate::SegmentedLock).
 #[derive(Clone)]
-pub struct Segment(Arc<(usize, Place)>);
+pub struct Segment(Arc<(usize, SegmentSpec)>);
 
-/// What is said of a segment.
-pub(super) struct Place {
+/// How a segment was declared.
+pub(super) struct SegmentSpec {
     pub(super) name: Option<Box<str>>,
     pub(super) weight: u32,
 }
 
 impl Segment {
-    /// Its number, from 0.
+    /// The number of the segment, from 0.
     pub fn index(&self) -> usize {
         self.0.0
     }
 
-    /// Its name, if the segments have names.
+    /// The name of the segment, if the segments have names.
     pub fn name(&self) -> Option<&str> {
         self.0.1.name.as_deref()
     }
 
-    /// How often it comes first, compared to the others.
+    /// The weight of the segment: how often it comes first, compared to the others.
     pub fn weight(&self) -> u32 {
         self.0.1.weight
     }
@@ -53,15 +53,14 @@ impl fmt::Debug for Segment {
 }
 
 impl Layout {
-    pub(super) fn new(key: Key, places: Vec<Place>) -> Result<Self> {
+    pub(super) fn new(key: Key, specs: Vec<SegmentSpec>) -> Result<Self> {
         let invalid = |what: String| {
             Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(&key).saying(what))
         };
-        if places.is_empty() || places.len() > MAX_SEGMENTS as usize {
+        if specs.is_empty() || specs.len() > MAX_SEGMENTS as usize {
             return invalid(format!("a segmented lock has 1 to {MAX_SEGMENTS} segments"));
         }
-        let mut names: Vec<&str> =
-            places.iter().filter_map(|place| place.name.as_deref()).collect();
+        let mut names: Vec<&str> = specs.iter().filter_map(|spec| spec.name.as_deref()).collect();
         if names.contains(&"") {
             return invalid("a segment has an empty name".into());
         }
@@ -69,21 +68,21 @@ impl Layout {
         if names.windows(2).any(|pair| pair[0] == pair[1]) {
             return invalid("two segments have the same name".into());
         }
-        if places.iter().all(|place| place.weight == 0) {
+        if specs.iter().all(|spec| spec.weight == 0) {
             return invalid("every segment has the weight 0; give one of them more".into());
         }
-        let lock_of = |(index, place): (usize, &Place)| match &place.name {
+        let lock_of = |(index, spec): (usize, &SegmentSpec)| match &spec.name {
             Some(name) => key.part(name),
             None => key.part(&index.to_string()),
         };
-        let locks = places.iter().enumerate().map(lock_of).collect::<Result<_>>()?;
-        let segments = places.into_iter().enumerate().map(|place| Segment(Arc::new(place)));
+        let locks = specs.iter().enumerate().map(lock_of).collect::<Result<_>>()?;
+        let segments = specs.into_iter().enumerate().map(|spec| Segment(Arc::new(spec)));
         let segments = segments.collect();
         Ok(Layout { key, segments, locks })
     }
 
-    /// Every segment once: the preferred one, then one drawn by weight, then on
-    /// from there.
+    /// Every segment once: the preferred one, then a random one by weight, then the ones
+    /// that follow it.
     pub(super) fn order(&self, preferred: Option<&str>) -> Vec<usize> {
         let segments = &self.segments;
         let weights = segments.iter().map(|segment| u64::from(segment.weight()));

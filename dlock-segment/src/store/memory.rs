@@ -1,5 +1,5 @@
-//! Stock inside this process, for all clients of one embedded lock store. Nothing
-//! outlives the process.
+//! Inventories inside this process, for all clients of one embedded lock store. They end
+//! with the process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,117 +14,130 @@ use rand::RngExt as _;
 
 use super::home::Home;
 use super::{
-    Answer, Ask, Call, Change, Counts, Cursor, Durability, Entry, Page, Sale, Store, Terms, View,
+    Answer, Call, Change, Counts, Cursor, Durability, Entry, InventoryId, Page, Request, Store,
+    Terms, View,
 };
 use crate::error::{Error, Result};
-use crate::plant::Plant;
+use crate::planted_bug::{Bug, PlantedBug};
 
-/// The sales of one embedded store.
+/// The inventories of one embedded store.
 #[derive(Debug)]
 pub struct Memory {
     homes: Arc<Homes>,
-    beside: ClientExtension,
+    client: ClientExtension,
 }
 
-/// One sale.
+/// One inventory.
 pub(crate) type SharedHome = Arc<Mutex<Home>>;
 
 #[derive(Debug)]
 pub(crate) struct Homes {
-    sales: Mutex<HashMap<Key, SharedHome>>,
+    inventories: Mutex<HashMap<Key, SharedHome>>,
     births: AtomicU64,
-    /// The bug of the homes made from now on.
-    planted: Mutex<Option<Plant>>,
+    /// The planted bug of inventories that are made from now on.
+    planted: Mutex<PlantedBug>,
 }
 
 impl Default for Homes {
     fn default() -> Self {
         let births = AtomicU64::new(1);
-        Homes { sales: Mutex::default(), births, planted: Mutex::default() }
+        Homes { inventories: Mutex::default(), births, planted: Mutex::default() }
     }
 }
 
 impl Memory {
-    /// The sales beside the locks of this client; `None` if its backend is not the
+    /// The inventories in the lock store of this client; `None` if that is not the
     /// embedded one.
-    pub fn new(beside: ClientExtension) -> Option<Self> {
-        let homes = beside.embedded()?;
-        Some(Memory { homes, beside })
+    pub fn new(client: ClientExtension) -> Option<Self> {
+        let homes = client.embedded()?;
+        Some(Memory { homes, client })
     }
 
-    /// Plants a bug in the sales made from now on.
+    /// Plants a bug in the inventories that are made from now on.
     #[cfg(feature = "simulation")]
-    pub fn plant(&self, bug: Plant) {
-        *self.homes.planted.lock() = Some(bug);
+    pub fn plant(&self, bug: Bug) {
+        *self.homes.planted.lock() = PlantedBug::with(Some(bug));
     }
 
-    /// Milliseconds of Unix time, by the client's clock: one that a test can pause.
+    /// Milliseconds of Unix time by the client's clock, which a test can pause.
     fn now(&self) -> u64 {
-        unix_millis(self.beside.now())
+        unix_millis(self.client.now())
     }
 
-    pub(crate) fn home(&self, sale: &Sale) -> Result<SharedHome> {
-        let home = self.homes.sales.lock().get(&sale.key).cloned();
-        let home = home.filter(|home| sale.birth == 0 || sale.birth == home.lock().birth());
-        home.ok_or_else(|| no_sale(sale))
+    pub(crate) fn home(&self, inventory: &InventoryId) -> Result<SharedHome> {
+        let home = self.homes.inventories.lock().get(&inventory.key).cloned();
+        let home =
+            home.filter(|home| inventory.birth == 0 || inventory.birth == home.lock().birth());
+        home.ok_or_else(|| not_found(inventory))
     }
 
-    fn with<T>(&self, sale: &Sale, work: impl FnOnce(&mut Home, u64) -> T) -> Result<T> {
-        let home = self.home(sale)?;
+    fn with<T>(
+        &self,
+        inventory: &InventoryId,
+        work: impl FnOnce(&mut Home, u64) -> T,
+    ) -> Result<T> {
+        let home = self.home(inventory)?;
         let now = self.now();
         Ok(work(&mut home.lock(), now))
     }
 
-    /// Applies one request to a sale at hand, without any waiting.
+    /// Applies one request at once.
     pub(crate) fn apply_one(
         &self,
-        sale: &Sale,
+        inventory: &InventoryId,
         home: &SharedHome,
-        ask: &Ask,
+        request: &Request,
     ) -> Result<(View, Answer)> {
         let start = rand::rng().random_range(0..super::super::MAX_SEGMENTS as usize);
         if cfg!(feature = "simulation")
-            && let Some(answer) = self.read_then_write(sale, ask)?
+            && let Some(answer) = self.read_then_write(inventory, request)?
         {
             return Ok(answer);
         }
         let now = self.now();
         let mut home = home.lock();
         if home.is_removed {
-            return Err(no_sale(sale));
+            return Err(not_found(inventory));
         }
         home.reclaim(now);
-        let answer = home.apply(now, start, ask);
+        let answer = home.apply(now, start, request);
         Ok((home.view(now), answer))
     }
 
-    /// The planted bug of a count that is read, and written by what was read.
-    fn read_then_write(&self, sale: &Sale, ask: &Ask) -> Result<Option<(View, Answer)>> {
-        if *self.homes.planted.lock() != Some(Plant::ReadThenWrite) {
+    /// The planted bug: the count is read first and written in a second step.
+    fn read_then_write(
+        &self,
+        inventory: &InventoryId,
+        request: &Request,
+    ) -> Result<Option<(View, Answer)>> {
+        if !self.homes.planted.lock().is(Bug::ReadThenWrite) {
             return Ok(None);
         }
-        let Ask::Deduct { quantity, .. } = ask else { return Ok(None) };
-        let before = self.with(sale, |home, now| home.view(now))?;
+        let Request::Deduct { quantity, .. } = request else { return Ok(None) };
+        let before = self.with(inventory, |home, now| home.view(now))?;
         if before.available < *quantity {
             return Ok(Some((before, Answer::SoldOut)));
         }
         std::thread::yield_now();
-        self.with(sale, |home, now| {
+        self.with(inventory, |home, now| {
             let missing = quantity.saturating_sub(home.view(now).available);
             if missing > 0 {
                 home.units.restock(0, missing);
             }
-            let answer = home.apply(now, 0, ask);
+            let answer = home.apply(now, 0, request);
             Some((home.view(now), answer))
         })
     }
 }
 
-fn no_sale(sale: &Sale) -> Error {
-    Error::NotFound(format!("there is no sale `{}`; make it with create()", sale.key.label()))
+fn not_found(inventory: &InventoryId) -> Error {
+    Error::NotFound(format!(
+        "there is no inventory `{}`; make it with create()",
+        inventory.key.label()
+    ))
 }
 
-/// By the real time at the first call and the client's clock since.
+/// The real time at the first call, and the client's clock since then.
 fn unix_millis(now: Moment) -> u64 {
     static START: std::sync::OnceLock<(u64, u64)> = std::sync::OnceLock::new();
     let (unix, start) = *START.get_or_init(|| {
@@ -141,8 +154,8 @@ fn done<'a, T: Send + 'a>(result: Result<T>) -> Call<'a, T> {
 impl Store for Memory {
     fn create<'a>(&'a self, key: &'a Key, terms: &'a Terms) -> Call<'a, View> {
         let now = self.now();
-        let mut sales = self.homes.sales.lock();
-        let home = sales.entry(key.clone()).or_insert_with(|| {
+        let mut inventories = self.homes.inventories.lock();
+        let home = inventories.entry(key.clone()).or_insert_with(|| {
             let birth = now * 1_000 + self.homes.births.fetch_add(1, Ordering::Relaxed) % 1_000;
             let planted = *self.homes.planted.lock();
             Arc::new(Mutex::new(Home::new(birth, terms.clone(), planted)))
@@ -152,61 +165,65 @@ impl Store for Memory {
     }
 
     fn open<'a>(&'a self, key: &'a Key) -> Call<'a, View> {
-        let any = Sale { key: key.clone(), birth: 0 };
+        let any = InventoryId { key: key.clone(), birth: 0 };
         done(self.with(&any, |home, now| home.view(now)))
     }
 
-    fn view<'a>(&'a self, sale: &'a Sale) -> Call<'a, View> {
-        done(self.with(sale, |home, now| {
+    fn view<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View> {
+        done(self.with(inventory, |home, now| {
             home.reclaim(now);
             home.view(now)
         }))
     }
 
-    fn remove<'a>(&'a self, sale: &'a Sale) -> Call<'a, bool> {
-        let mut sales = self.homes.sales.lock();
-        let there = sales.get(&sale.key).filter(|home| {
+    fn remove<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, bool> {
+        let mut inventories = self.homes.inventories.lock();
+        let there = inventories.get(&inventory.key).filter(|home| {
             let mut home = home.lock();
-            let is_it = sale.birth == 0 || sale.birth == home.birth();
+            let is_it = inventory.birth == 0 || inventory.birth == home.birth();
             home.is_removed = is_it;
             is_it
         });
         let was_there = there.is_some();
         if was_there {
-            sales.remove(&sale.key);
+            inventories.remove(&inventory.key);
         }
         done(Ok(was_there))
     }
 
-    fn apply<'a>(&'a self, sale: &'a Sale, batch: &'a [Ask]) -> Call<'a, (View, Vec<Answer>)> {
+    fn apply<'a>(
+        &'a self,
+        inventory: &'a InventoryId,
+        batch: &'a [Request],
+    ) -> Call<'a, (View, Vec<Answer>)> {
         let start = rand::rng().random_range(0..super::super::MAX_SEGMENTS as usize);
-        done(self.with(sale, |home, now| {
+        done(self.with(inventory, |home, now| {
             home.reclaim(now);
-            let answers = batch.iter().map(|ask| home.apply(now, start, ask)).collect();
+            let answers = batch.iter().map(|request| home.apply(now, start, request)).collect();
             (home.view(now), answers)
         }))
     }
 
-    fn change<'a>(&'a self, sale: &'a Sale, change: Change) -> Call<'a, View> {
-        done(self.with(sale, |home, now| {
+    fn change<'a>(&'a self, inventory: &'a InventoryId, change: Change) -> Call<'a, View> {
+        done(self.with(inventory, |home, now| {
             home.change(now, change);
             home.view(now)
         }))
     }
 
-    fn counts<'a>(&'a self, sale: &'a Sale) -> Call<'a, (View, Vec<Counts>)> {
-        done(self.with(sale, |home, now| {
+    fn counts<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, (View, Vec<Counts>)> {
+        done(self.with(inventory, |home, now| {
             home.reclaim(now);
             (home.view(now), home.units.segments().to_vec())
         }))
     }
 
-    fn sizes<'a>(&'a self, sale: &'a Sale) -> Call<'a, Vec<u32>> {
-        done(self.with(sale, |home, _| home.units.sizes().to_vec()))
+    fn sizes<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, Vec<u32>> {
+        done(self.with(inventory, |home, _| home.units.sizes().to_vec()))
     }
 
-    fn records<'a>(&'a self, sale: &'a Sale, _: Cursor) -> Call<'a, Page> {
-        done(self.with(sale, |home, now| {
+    fn records<'a>(&'a self, inventory: &'a InventoryId, _: Cursor) -> Call<'a, Page> {
+        done(self.with(inventory, |home, now| {
             Page {
                 records: home
                     .ledger
@@ -219,8 +236,13 @@ impl Store for Memory {
         }))
     }
 
-    fn journal<'a>(&'a self, sale: &'a Sale, after: u64, limit: usize) -> Call<'a, Vec<Entry>> {
-        done(self.with(sale, |home, _| home.entries(after, limit)))
+    fn journal<'a>(
+        &'a self,
+        inventory: &'a InventoryId,
+        after: u64,
+        limit: usize,
+    ) -> Call<'a, Vec<Entry>> {
+        done(self.with(inventory, |home, _| home.entries(after, limit)))
     }
 
     fn durability(&self) -> Call<'_, Durability> {
@@ -230,7 +252,7 @@ impl Store for Memory {
 
 pub(crate) fn other_terms(key: &Key) -> Error {
     Error::Conflict(format!(
-        "there is a sale `{}` with other terms; open() it, or remove() it first",
+        "there is an inventory `{}` with other terms; open() it, or remove() it first",
         key.label()
     ))
 }

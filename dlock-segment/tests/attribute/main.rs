@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use common::Place;
 use dlock::{Dlock, Error, Token};
-use dlock_segment::{Take, segmented_lock};
+use dlock_segment::{SegmentOutcome, segmented_lock};
 
 on_both_stores!(
     every_segment_is_asked_once_until_one_is_done,
@@ -21,8 +21,8 @@ on_both_stores!(
     what_is_dry_is_asked_last,
 );
 
-/// Columns of stock that notice when two tasks are in one of them at once, or a
-/// task with an older token than somebody before.
+/// Columns of stock that detect two tasks in one of them at the same time, or a task with
+/// an older token than one before it.
 #[derive(Default)]
 struct Columns(Vec<Column>);
 
@@ -40,7 +40,7 @@ impl Columns {
         Arc::new(Columns(units.iter().map(column).collect()))
     }
 
-    async fn take(&self, index: usize, token: Token) -> Take<usize> {
+    async fn take(&self, index: usize, token: Token) -> SegmentOutcome<usize> {
         let column = &self.0[index];
         column.visits.fetch_add(1, Ordering::SeqCst);
         assert_eq!(column.inside.fetch_add(1, Ordering::SeqCst), 0, "two in one segment");
@@ -53,21 +53,25 @@ impl Columns {
             column.units.store(units - 1, Ordering::SeqCst);
         }
         column.inside.fetch_sub(1, Ordering::SeqCst);
-        if units > 0 { Take::Done(index) } else { Take::Dry }
+        if units > 0 { SegmentOutcome::Done(index) } else { SegmentOutcome::Dry }
     }
 
     fn units(&self) -> Vec<i64> {
         self.0.iter().map(|column| column.units.load(Ordering::SeqCst)).collect()
     }
 
-    /// How often each was asked, since the last time.
+    /// How often each column was used since the last call.
     fn visits(&self) -> Vec<usize> {
         self.0.iter().map(|column| column.visits.swap(0, Ordering::SeqCst)).collect()
     }
 }
 
 #[segmented_lock(key = "stock:{sku}", segments = 20, client = dlock)]
-async fn take(dlock: &Dlock, columns: Arc<Columns>, sku: u64) -> Result<Take<usize>, Error> {
+async fn take(
+    dlock: &Dlock,
+    columns: Arc<Columns>,
+    sku: u64,
+) -> Result<SegmentOutcome<usize>, Error> {
     Ok(columns.take(segment.index(), guard.token()).await)
 }
 
@@ -75,9 +79,9 @@ async fn every_segment_is_asked_once_until_one_is_done(place: Place) {
     let mut units = [0; 20];
     units[7] = 1;
     let columns = Columns::of(&units);
-    assert_eq!(take(&place.dlock, columns.clone(), 7).await.unwrap(), Take::Done(7));
+    assert_eq!(take(&place.dlock, columns.clone(), 7).await.unwrap(), SegmentOutcome::Done(7));
     assert!(columns.visits().iter().all(|visits| *visits <= 1));
-    assert_eq!(take(&place.dlock, columns.clone(), 7).await.unwrap(), Take::Dry);
+    assert_eq!(take(&place.dlock, columns.clone(), 7).await.unwrap(), SegmentOutcome::Dry);
     assert_eq!(columns.visits(), [1; 20]);
     assert!(place.dlock.local_state().held.is_empty());
 }
@@ -94,8 +98,8 @@ async fn one_at_a_time_in_each_segment(place: Place) {
     let mut dry = 0;
     while let Some(taken) = buyers.join_next().await {
         match taken.expect("neither overlap nor an old token") {
-            Take::Done(index) => sold[index] += 1,
-            Take::Dry => dry += 1,
+            SegmentOutcome::Done(index) => sold[index] += 1,
+            SegmentOutcome::Dry => dry += 1,
         }
     }
     assert_eq!((sold, dry), ([10; 20], 50), "each unit once");
@@ -103,9 +107,13 @@ async fn one_at_a_time_in_each_segment(place: Place) {
 }
 
 #[segmented_lock(key = "stock", segments = 5, client = dlock, dry_for = "1h")]
-async fn first(dlock: &Dlock, seen: &mut Vec<usize>, dry: usize) -> Result<Take<()>, Error> {
+async fn first(
+    dlock: &Dlock,
+    seen: &mut Vec<usize>,
+    dry: usize,
+) -> Result<SegmentOutcome<()>, Error> {
     seen.push(segment.index());
-    Ok(if segment.index() == dry { Take::Dry } else { Take::Done(()) })
+    Ok(if segment.index() == dry { SegmentOutcome::Dry } else { SegmentOutcome::Done(()) })
 }
 
 async fn what_is_dry_is_asked_last(place: Place) {
@@ -115,7 +123,7 @@ async fn what_is_dry_is_asked_last(place: Place) {
     }
     for _ in 0..50 {
         seen.clear();
-        assert_eq!(first(&place.dlock, &mut seen, 3).await.unwrap(), Take::Done(()));
+        assert_eq!(first(&place.dlock, &mut seen, 3).await.unwrap(), SegmentOutcome::Done(()));
         assert!(seen.len() == 1 && seen[0] != 3, "{seen:?}");
     }
 }

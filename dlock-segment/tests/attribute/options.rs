@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use dlock::{Dlock, Error, ErrorKind, Key, key, testing};
-use dlock_segment::{Take, segmented_lock};
+use dlock_segment::{SegmentOutcome, segmented_lock};
 use tokio::time::Instant;
 
-type Answer = Result<Take<String>, Error>;
+type Answer = Result<SegmentOutcome<String>, Error>;
 
 fn shown(key: &Key) -> Answer {
-    Ok(Take::Done(key.as_str().to_owned()))
+    Ok(SegmentOutcome::Done(key.as_str().to_owned()))
 }
 
 #[segmented_lock(key = "stock:{sku}", segments = 1)]
@@ -44,7 +44,7 @@ async fn by_number(count: u32) -> Answer {
 #[tokio::test(start_paused = true)]
 async fn keys_and_segments() {
     testing::scope(async {
-        let done = |text: &str| Take::Done(text.to_owned());
+        let done = |text: &str| SegmentOutcome::Done(text.to_owned());
         assert_eq!(by_template("a:b").await.unwrap(), done("stock:a%3Ab:0"));
         assert_eq!(by_expression(7).await.unwrap(), done("tenant:7:stock:0"));
         assert_eq!(by_region("us").await.unwrap(), done("stock:us"));
@@ -97,14 +97,14 @@ async fn client_wait_policy_max_hold() {
     let error = shop.by_policy().await.unwrap_err();
     assert_eq!((error.kind(), began.elapsed().as_secs()), (ErrorKind::TimedOut, 3));
     drop(busy);
-    assert_eq!(shop.by_policy().await.unwrap(), Take::Done("stock:0".to_owned()));
+    assert_eq!(shop.by_policy().await.unwrap(), SegmentOutcome::Done("stock:0".to_owned()));
 }
 
 #[segmented_lock(key = "stock", segments = 3, dry_for = "5s")]
 async fn remembers(order: &mut Vec<usize>, dry: Option<usize>) -> Answer {
     order.push(segment.index());
     if dry == Some(segment.index()) || dry.is_none() {
-        return Ok(Take::Dry);
+        return Ok(SegmentOutcome::Dry);
     }
     shown(guard.key())
 }
@@ -117,7 +117,7 @@ async fn dry_for() {
             let _ = remembers(&mut order, Some(1)).await.unwrap();
         }
         order.clear();
-        assert_eq!(remembers(&mut order, None).await.unwrap(), Take::Dry);
+        assert_eq!(remembers(&mut order, None).await.unwrap(), SegmentOutcome::Dry);
         assert_eq!(order.last(), Some(&1), "known to be dry, so it comes last");
         let mut firsts = [false; 3];
         for _ in 0..100 {
@@ -131,31 +131,31 @@ async fn dry_for() {
     .await;
 }
 
-fn failed(error: Error) -> Take<String> {
-    Take::Done(format!("failed: {:?}", error.kind()))
+fn failed(error: Error) -> SegmentOutcome<String> {
+    SegmentOutcome::Done(format!("failed: {:?}", error.kind()))
 }
 
 #[segmented_lock(
     key = "stock:{sku}",
     segments = 1,
     wait = "0s",
-    on_busy = |_| Take::Done(format!("{sku} is busy")),
+    on_busy = |_| SegmentOutcome::Done(format!("{sku} is busy")),
     on_error = failed,
     name = "sale",
 )]
-async fn handled(sku: String) -> Take<String> {
+async fn handled(sku: String) -> SegmentOutcome<String> {
     testing::force_lost("stock:lost:0").await.ok();
     tokio::task::yield_now().await;
-    Take::Done(guard.key().label().to_owned())
+    SegmentOutcome::Done(guard.key().label().to_owned())
 }
 
 #[tokio::test(start_paused = true)]
 async fn handlers_and_name() {
     testing::scope(async {
-        assert_eq!(handled("a".into()).await, Take::Done("sale".into()));
-        assert_eq!(handled("lost".into()).await, Take::Done("failed: Lost".into()));
+        assert_eq!(handled("a".into()).await, SegmentOutcome::Done("sale".into()));
+        assert_eq!(handled("lost".into()).await, SegmentOutcome::Done("failed: Lost".into()));
         let busy = testing::force_busy("stock:a:0").await.unwrap();
-        assert_eq!(handled("a".into()).await, Take::Done("a is busy".into()));
+        assert_eq!(handled("a".into()).await, SegmentOutcome::Done("a is busy".into()));
         drop(busy);
     })
     .await;

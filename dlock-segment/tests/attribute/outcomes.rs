@@ -1,11 +1,11 @@
-//! Every way in which a call can end. After each nothing is held.
+//! Every way in which a call can end. After each of them nothing is held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock::{Body, Dlock, Error, ErrorKind, State};
-use dlock_segment::{Take, segmented_lock};
+use dlock_segment::{SegmentOutcome, segmented_lock};
 
 use super::common::{self, Place, eventually};
 use crate::on_both_stores;
@@ -42,9 +42,9 @@ async fn assert_nothing_is_left(place: &Place) {
 }
 
 #[segmented_lock(key = "stock", segments = 3, client = dlock, wait = "0s")]
-async fn index(dlock: &Dlock, ran: &AtomicUsize) -> Result<Take<usize>, AppError> {
+async fn index(dlock: &Dlock, ran: &AtomicUsize) -> Result<SegmentOutcome<usize>, AppError> {
     ran.fetch_add(1, Ordering::SeqCst);
-    Ok(Take::Done(segment.index()))
+    Ok(SegmentOutcome::Done(segment.index()))
 }
 
 async fn busy_segments_are_passed_over_then_told(place: Place) {
@@ -52,9 +52,9 @@ async fn busy_segments_are_passed_over_then_told(place: Place) {
     let zero = other.mutex("stock:0").lock().await.unwrap();
     let two = other.mutex("stock:2").lock().await.unwrap();
     for _ in 0..10 {
-        assert_eq!(index(&place.dlock, &ran).await, Ok(Take::Done(1)));
+        assert_eq!(index(&place.dlock, &ran).await, Ok(SegmentOutcome::Done(1)));
     }
-    // Its release is sent, and not waited for.
+    // The release is sent without waiting for the answer.
     let one = other.mutex("stock:1").lock().await.unwrap();
     let busy = index(&place.dlock, &ran).await.unwrap_err();
     assert_eq!(busy, AppError::Lock(ErrorKind::TimedOut, Body::NotRun));
@@ -64,10 +64,10 @@ async fn busy_segments_are_passed_over_then_told(place: Place) {
 }
 
 #[segmented_lock(key = "stock", segments = 3, client = dlock)]
-async fn failing(dlock: &Dlock, ran: &AtomicUsize) -> Result<Take<()>, AppError> {
+async fn failing(dlock: &Dlock, ran: &AtomicUsize) -> Result<SegmentOutcome<()>, AppError> {
     ran.fetch_add(1, Ordering::SeqCst);
     Err(AppError::Own(segment.index()))?;
-    Ok(Take::Dry)
+    Ok(SegmentOutcome::Dry)
 }
 
 async fn an_error_of_the_body_ends_the_pass(place: Place) {
@@ -92,11 +92,11 @@ impl Drop for Marks<'_> {
     }
 }
 
-/// Dry once, then for ever inside.
+/// Is dry once, then never returns from the second segment.
 #[segmented_lock(key = "stock", segments = 2, client = dlock)]
-async fn stuck(dlock: Dlock, trace: Arc<Trace>) -> Result<Take<()>, AppError> {
+async fn stuck(dlock: Dlock, trace: Arc<Trace>) -> Result<SegmentOutcome<()>, AppError> {
     if trace.entered.fetch_add(1, Ordering::SeqCst) == 0 {
-        return Ok(Take::Dry);
+        return Ok(SegmentOutcome::Dry);
     }
     let _marks = Marks(&trace.dropped);
     std::future::pending().await
@@ -129,11 +129,11 @@ async fn lost_and_cancelled(place: Place) {
 }
 
 #[segmented_lock(key = "stock", segments = 1, client = dlock, on_lost = "finish")]
-async fn finished(dlock: Dlock, trace: Arc<Trace>) -> Result<Take<State>, AppError> {
+async fn finished(dlock: Dlock, trace: Arc<Trace>) -> Result<SegmentOutcome<State>, AppError> {
     trace.entered.store(2, Ordering::SeqCst);
     let _ = guard.lost().await;
     tokio::task::yield_now().await;
-    Ok(Take::Done(guard.state()))
+    Ok(SegmentOutcome::Done(guard.state()))
 }
 
 async fn lost_and_finished(place: Place) {
@@ -141,12 +141,12 @@ async fn lost_and_finished(place: Place) {
     let running = tokio::spawn(finished(place.dlock.clone(), trace.clone()));
     entered(&trace).await;
     break_what_is_held(&place).await;
-    assert_eq!(running.await.unwrap(), Ok(Take::Done(State::Lost)));
+    assert_eq!(running.await.unwrap(), Ok(SegmentOutcome::Done(State::Lost)));
     assert_nothing_is_left(&place).await;
 }
 
 #[segmented_lock(key = "stock", segments = 2, client = dlock)]
-async fn panicking(dlock: Dlock) -> Result<Take<()>, AppError> {
+async fn panicking(dlock: Dlock) -> Result<SegmentOutcome<()>, AppError> {
     tokio::task::yield_now().await;
     panic!("in the body of {segment:?}")
 }
@@ -171,8 +171,8 @@ async fn anything(
     dlock: &Dlock,
     key: &str,
     segments: Vec<(&str, u32)>,
-) -> Result<Take<usize>, AppError> {
-    Ok(Take::Done(segment.index()))
+) -> Result<SegmentOutcome<usize>, AppError> {
+    Ok(SegmentOutcome::Done(segment.index()))
 }
 
 async fn unusable_segments_and_keys(place: Place) {
@@ -188,6 +188,6 @@ async fn unusable_segments_and_keys(place: Place) {
     ] {
         assert_eq!(anything(&place.dlock, key, segments).await, invalid);
     }
-    assert_eq!(anything(&place.dlock, "stock", vec![("eu", 1)]).await, Ok(Take::Done(0)));
+    assert_eq!(anything(&place.dlock, "stock", vec![("eu", 1)]).await, Ok(SegmentOutcome::Done(0)));
     assert_nothing_is_left(&place).await;
 }

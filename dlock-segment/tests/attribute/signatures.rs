@@ -1,18 +1,18 @@
-//! On what it can be written.
+//! The functions that the attribute accepts.
 
 use std::fmt::Display;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use dlock::{Error, Result, distributed_lock, testing};
-use dlock_segment::{Take, segmented_lock};
+use dlock_segment::{SegmentOutcome, segmented_lock};
 
-/// What the body changes it finds changed on the next segment.
+/// A change that the body makes is visible on the next segment.
 #[segmented_lock(key = "stock", segments = 4)]
-async fn gathered(mut wanted: u32, log: &mut Vec<String>) -> Result<Take<u32>> {
+async fn gathered(mut wanted: u32, log: &mut Vec<String>) -> Result<SegmentOutcome<u32>> {
     log.push(format!("{wanted}"));
     wanted -= 1;
-    Ok(if wanted == 0 { Take::Done(wanted) } else { Take::Dry })
+    Ok(if wanted == 0 { SegmentOutcome::Done(wanted) } else { SegmentOutcome::Dry })
 }
 
 #[segmented_lock(key = "stock:{name}", segments = 2)]
@@ -20,16 +20,16 @@ async fn generic<'a, T: Display + Sync, const MORE: usize>(
     name: &T,
     rows: &'a [String],
     suffix: impl Display + Sync,
-) -> Result<Take<&'a str>> {
+) -> Result<SegmentOutcome<&'a str>> {
     let row = rows.get(segment.index() + MORE).map(String::as_str);
     let _ = format!("{suffix}");
-    Ok(row.map_or(Take::Dry, Take::Done))
+    Ok(row.map_or(SegmentOutcome::Dry, SegmentOutcome::Done))
 }
 
 /// The value is not `Send`; the future is.
 #[segmented_lock(key = "stock", segments = 2)]
-async fn local() -> Result<Take<Rc<usize>>> {
-    Ok(if segment.index() == 0 { Take::Dry } else { Take::Done(Rc::new(1)) })
+async fn local() -> Result<SegmentOutcome<Rc<usize>>> {
+    Ok(if segment.index() == 0 { SegmentOutcome::Dry } else { SegmentOutcome::Done(Rc::new(1)) })
 }
 
 struct Shop {
@@ -39,43 +39,43 @@ struct Shop {
 
 impl Shop {
     #[segmented_lock(key = "rows", segments = 3)]
-    async fn take(&mut self) -> Result<Take<u32>> {
+    async fn take(&mut self) -> Result<SegmentOutcome<u32>> {
         let row = &mut self.rows[segment.index()];
         tokio::task::yield_now().await;
         let found = std::mem::take(row);
-        Ok(if found == 0 { Take::Dry } else { Take::Done(found) })
+        Ok(if found == 0 { SegmentOutcome::Dry } else { SegmentOutcome::Done(found) })
     }
 
     #[segmented_lock(key = "rows:{self.name}", segments = 3)]
-    async fn shared(self: Arc<Self>) -> Result<Take<u32>> {
-        Ok(Take::Done(self.rows[segment.index()]))
+    async fn shared(self: Arc<Self>) -> Result<SegmentOutcome<u32>> {
+        Ok(SegmentOutcome::Done(self.rows[segment.index()]))
     }
 }
 
 #[async_trait::async_trait]
 trait Warehouse {
-    async fn pick(&self, order: String) -> Result<Take<String>>;
+    async fn pick(&self, order: String) -> Result<SegmentOutcome<String>>;
 }
 
 #[async_trait::async_trait]
 impl Warehouse for Shop {
     #[segmented_lock(key = "shelf:{order}", segments = self.rows.len() as u32)]
-    async fn pick(&self, order: String) -> Result<Take<String>> {
+    async fn pick(&self, order: String) -> Result<SegmentOutcome<String>> {
         if self.rows[segment.index()] == 0 {
-            return Ok(Take::Dry);
+            return Ok(SegmentOutcome::Dry);
         }
-        Ok(Take::Done(format!("{order} from {}", segment.index())))
+        Ok(SegmentOutcome::Done(format!("{order} from {}", segment.index())))
     }
 }
 
-/// One more lock inside, and the same stock again.
+/// Locks another key inside, and the same stock again.
 #[segmented_lock(key = "stock:{sku}", segments = 2)]
 #[distributed_lock(key = "audit:{sku}")]
-async fn nested(sku: u32, again: bool) -> Result<Take<usize>> {
+async fn nested(sku: u32, again: bool) -> Result<SegmentOutcome<usize>> {
     if again {
         return Box::pin(nested(sku + 1, false)).await;
     }
-    Ok(Take::Done(segment.index()))
+    Ok(SegmentOutcome::Done(segment.index()))
 }
 
 fn assert_send(_: &impl Send) {}
@@ -84,24 +84,27 @@ fn assert_send(_: &impl Send) {}
 async fn signatures() {
     testing::scope(async {
         let mut log = Vec::new();
-        assert_eq!(gathered(3, &mut log).await.unwrap(), Take::Done(0));
+        assert_eq!(gathered(3, &mut log).await.unwrap(), SegmentOutcome::Done(0));
         assert_eq!(log, ["3", "2", "1"]);
 
         let rows = ["a".to_owned(), "b".to_owned()];
         let found = generic::<_, 1>(&"x", &rows, 'y').await.unwrap();
-        assert_eq!(found, Take::Done("b"));
+        assert_eq!(found, SegmentOutcome::Done("b"));
         let none = generic::<_, 2>(&"x", &rows, 'y').await.unwrap();
-        assert_eq!(none, Take::Dry);
+        assert_eq!(none, SegmentOutcome::Dry);
 
         let future = local();
         assert_send(&future);
         assert_eq!(future.await.unwrap().done().as_deref(), Some(&1));
 
         let mut shop = Shop { name: "a", rows: vec![0, 0, 5] };
-        assert_eq!(shop.pick("o".into()).await.unwrap(), Take::Done("o from 2".to_owned()));
-        assert_eq!(shop.take().await.unwrap(), Take::Done(5));
-        assert_eq!(shop.take().await.unwrap(), Take::Dry);
-        assert_eq!(Arc::new(shop).shared().await.unwrap(), Take::Done(0));
+        assert_eq!(
+            shop.pick("o".into()).await.unwrap(),
+            SegmentOutcome::Done("o from 2".to_owned())
+        );
+        assert_eq!(shop.take().await.unwrap(), SegmentOutcome::Done(5));
+        assert_eq!(shop.take().await.unwrap(), SegmentOutcome::Dry);
+        assert_eq!(Arc::new(shop).shared().await.unwrap(), SegmentOutcome::Done(0));
 
         assert!(nested(1, true).await.unwrap().done().is_some());
     })
@@ -110,6 +113,6 @@ async fn signatures() {
 
 #[tokio::test]
 async fn two_attributes_report_their_own_faults() {
-    let none: Result<Take<usize>, Error> = nested(1, false).await;
+    let none: Result<SegmentOutcome<usize>, Error> = nested(1, false).await;
     assert!(none.is_err(), "no client");
 }

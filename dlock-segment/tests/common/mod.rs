@@ -1,4 +1,4 @@
-//! What the tests of a sale share.
+//! What the tests of an inventory share.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::time::Duration;
@@ -7,7 +7,7 @@ use dlock::Dlock;
 use dlock_segment::{Audit, Deduction, Inventory, Receipt, Stock};
 use dlock_testkit::redis::RedisServer;
 
-/// A client, and the server that must live as long.
+/// A client, and the server that must live as long as it.
 pub(crate) struct Place {
     pub(crate) dlock: Dlock,
     pub(crate) server: Option<RedisServer>,
@@ -42,7 +42,7 @@ impl Place {
     }
 }
 
-/// A client that a busy machine does not make give up.
+/// A client that does not give up on a busy machine.
 async fn patient(server: &RedisServer) -> Dlock {
     let client = Dlock::builder().url(&server.url()).call_timeout(Duration::from_secs(20));
     client.connect().await.expect("a client")
@@ -79,7 +79,7 @@ pub(crate) fn is_sold_out(deduction: &Deduction) -> bool {
     matches!(deduction, Deduction::SoldOut { .. })
 }
 
-/// The counts, and that they sum up.
+/// Reads the counts and checks their sum.
 pub(crate) async fn counts(sale: &Inventory) -> (u64, u64, u64) {
     let Stock { initial, restocked, available, reserved, sold, .. } =
         sale.stock().await.expect("the stock");
@@ -93,7 +93,7 @@ pub(crate) async fn clean_audit(sale: &Inventory) -> Audit {
     audit
 }
 
-/// Waits until it is true, for a long time.
+/// Waits for a long time until it is true.
 pub(crate) async fn eventually<F: Future<Output = bool>>(
     what: &str,
     mut is_true: impl FnMut() -> F,

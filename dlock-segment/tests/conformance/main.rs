@@ -1,11 +1,11 @@
-//! What a sale promises, on every store.
+//! What an inventory promises, on every store.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
-mod books;
+mod accounting;
+mod admission;
 #[path = "../common/mod.rs"]
 mod common;
-mod front;
 mod operations;
 mod reservations;
 mod terms;

@@ -87,7 +87,7 @@ async fn resolve_settles_for_good(place: Place) {
     let hold = held(sale.reserve(1).operation("hold").send().await.unwrap());
     assert_eq!(sale.resolve("hold").await.unwrap(), Resolved::Reserved(hold));
     assert_eq!(counts(&sale).await, (3, 1, 1));
-    // The id that an unknown refund tells, if it was given none.
+    // The id that the error of an unknown refund has, if the refund was given none.
     assert!(matches!(sale.refund("done").send().await.unwrap(), Refund::Refunded(_)));
     let refund = sale.resolve("done\u{1}refund").await.unwrap();
     assert!(matches!(refund, Resolved::Refunded(_)), "{refund:?}");

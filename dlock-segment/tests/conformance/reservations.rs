@@ -55,7 +55,7 @@ async fn a_reservation_expires_by_itself(place: Place) {
     let sale = place.sale(1, 3).await.sold_out_for(Duration::from_secs(3_600));
     let short = Duration::from_millis(60);
     held(sale.reserve(1).operation("r").expires_in(short).send().await.unwrap());
-    // The local flag knows when the reservation expires: it does not outlive it.
+    // The cached "sold out" ends when the reservation expires.
     eventually("the unit comes back", || async {
         !is_sold_out(&sale.deduct(1).send().await.unwrap())
     })

@@ -1,4 +1,4 @@
-//! How a sale is made, found and changed, and what it refuses to be.
+//! How an inventory is made, opened and changed, and which terms are refused.
 
 use std::time::{Duration, SystemTime};
 
@@ -96,7 +96,7 @@ async fn bad_input(place: Place) {
         invalid(other.create().await.map(drop));
     }
     invalid(sale.reserve(1).send().await.map(drop));
-    invalid(sale.clone().admit_per_process(0).map(drop));
+    invalid(sale.clone().rate_limit_per_process(0).map(drop));
     assert!(matches!(Inventory::open(&place.dlock, "bad").await, Err(Error::NotFound(_))));
     assert_eq!(counts(&sale).await, (10, 0, 0), "nothing was changed");
     let largest = u64::from(u32::MAX);

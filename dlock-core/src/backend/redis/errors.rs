@@ -65,7 +65,7 @@ const FAULTS: &[(&str, ErrorKind, &str)] = &[
     (
         "NOPERM",
         ErrorKind::Denied,
-        "the Redis user lacks rights; grant it what docs/redis.acl lists, and for stock docs/redis-stock.acl",
+        "the Redis user lacks rights; grant it what docs/redis.acl lists, and for stock docs/redis-inventory.acl",
     ),
     ("OOM", ErrorKind::Unavailable, "Redis is out of memory; raise `maxmemory` or remove data"),
     (

@@ -38,7 +38,7 @@ impl Redis {
         for word in command {
             sent.arg(word);
         }
-        self.link.command(Operation::Stock, &sent).await
+        self.link.command(Operation::Inventory, &sent).await
     }
 
     /// Runs a script, without a time-out.
@@ -53,6 +53,6 @@ impl Redis {
         for argument in arguments {
             run.arg(argument);
         }
-        self.link.run(Operation::Stock, &run).await
+        self.link.run(Operation::Inventory, &run).await
     }
 }

@@ -1,11 +1,11 @@
 use dlock::Result;
-use dlock_segment::{Take, segmented_lock};
+use dlock_segment::{SegmentOutcome, segmented_lock};
 
 #[segmented_lock(key = "stock:{sku}", segments = 20)]
-async fn take(sku: u64) -> Result<Take<u64>> {
+async fn take(sku: u64) -> Result<SegmentOutcome<u64>> {
     let shared = std::rc::Rc::new(sku);
     std::future::ready(()).await;
-    Ok(Take::Done(*shared))
+    Ok(SegmentOutcome::Done(*shared))
 }
 
 fn main() {

@@ -1,8 +1,8 @@
-use dlock_segment::{Take, segmented_lock};
+use dlock_segment::{SegmentOutcome, segmented_lock};
 
 #[segmented_lock(key = "stock:{sku}", segments = 20)]
-async fn take(sku: u64) -> Take<u64> {
-    Take::Done(sku)
+async fn take(sku: u64) -> SegmentOutcome<u64> {
+    SegmentOutcome::Done(sku)
 }
 
 fn main() {

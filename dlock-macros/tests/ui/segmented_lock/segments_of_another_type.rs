@@ -1,9 +1,9 @@
 use dlock::Result;
-use dlock_segment::{Take, segmented_lock};
+use dlock_segment::{SegmentOutcome, segmented_lock};
 
 #[segmented_lock(key = "stock:{sku}", segments = sku)]
-async fn take(sku: u64) -> Result<Take<u64>> {
-    Ok(Take::Done(sku + segment.index() as u64))
+async fn take(sku: u64) -> Result<SegmentOutcome<u64>> {
+    Ok(SegmentOutcome::Done(sku + segment.index() as u64))
 }
 
 fn main() {

@@ -1,14 +1,14 @@
-//! Records of operations, in generations, and open reservations.
+//! The records of operations, in generations, and the open reservations.
 
 use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 
-use crate::store::{Fate, Id, Record};
+use crate::store::{Id, Record, Status};
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// How long a generation is, in milliseconds.
+    /// The length of a generation, in milliseconds.
     retention: u64,
     /// The generation that was written last and the one before it.
     written: (u64, HashMap<Id, Record>),
@@ -35,18 +35,18 @@ impl Ledger {
         self.holds.get(id).or_else(|| kept.find_map(|(_, records)| records.get(id))).cloned()
     }
 
-    /// Writes what became of an operation.
+    /// Writes the record of an operation.
     pub(crate) fn put(&mut self, now: u64, id: &Id, record: Record) {
         if let Some(hold) = self.holds.remove(id) {
             self.expiry.remove(&(hold.expires, id.clone()));
         }
-        if record.fate == Fate::Reserved {
+        if record.status == Status::Reserved {
             self.expiry.insert((record.expires, id.clone()));
             self.holds.insert(id.clone(), record);
             return;
         }
         let generation = now / self.retention;
-        // A clock that was set back writes on where it was.
+        // After the clock was set back, the last generation is still written to.
         if generation > self.written.0 {
             self.before = std::mem::replace(&mut self.written, (generation, HashMap::new()));
         }
@@ -57,23 +57,23 @@ impl Ledger {
         self.holds.len() as u64
     }
 
-    /// The generations that are kept, the last first; 0: none.
+    /// The generations that are kept, the last one first; 0 means none.
     pub(crate) fn generations(&self) -> [u64; 2] {
         [self.written.0, self.before.0]
     }
 
-    /// When the first reservation expires; 0: none does.
+    /// When the first reservation expires; 0 if there is none.
     pub(crate) fn next_expiry(&self) -> u64 {
         self.expiry.first().map_or(0, |(expires, _)| *expires)
     }
 
-    /// A reservation that expired.
+    /// The first reservation that expired, if one did.
     pub(crate) fn first_expired(&self, now: u64) -> Option<(Id, Record)> {
         let (expires, id) = self.expiry.first()?;
         (*expires <= now).then(|| self.holds.get(id).cloned().map(|hold| (id.clone(), hold)))?
     }
 
-    /// All of them, the newer ones first.
+    /// All records, the newer ones first.
     pub(crate) fn all(&self, now: u64) -> impl Iterator<Item = (&Id, &Record)> {
         let oldest = (now / self.retention).saturating_sub(1);
         let kept = [&self.written, &self.before].into_iter();

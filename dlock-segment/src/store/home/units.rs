@@ -6,14 +6,14 @@ use crate::store::{Counts, Parts};
 #[derive(Debug)]
 pub(crate) struct Units {
     segments: Vec<Counts>,
-    /// A bit for each segment that has something available.
+    /// A bit for each segment that has available units.
     stocked: Vec<u64>,
     /// How many segments each epoch had.
     sizes: Vec<u32>,
     pub(crate) total: Counts,
 }
 
-/// What units are, and become.
+/// What units can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Available,
@@ -47,9 +47,9 @@ impl Units {
         self.sizes.len() as u32 - 1
     }
 
-    /// Takes `quantity` units that are there, from the segment `start` on: of one
-    /// segment if one has them, else gathered.
-    pub(crate) fn take(&mut self, quantity: u64, start: usize, as_what: Kind) -> Parts {
+    /// Takes `quantity` available units, beginning with the segment `start`: from one
+    /// segment if one has enough, else from several.
+    pub(crate) fn take(&mut self, quantity: u64, start: usize, kind: Kind) -> Parts {
         debug_assert!(self.total.available >= quantity);
         let start = start % self.segments.len();
         let single = self.stocked_from(start).find(|&at| self.segments[at].available >= quantity);
@@ -67,12 +67,12 @@ impl Units {
                 }
             }
         }
-        self.turn(self.epoch(), &parts, Kind::Available, as_what);
+        self.convert(self.epoch(), &parts, Kind::Available, kind);
         parts
     }
 
-    /// Turns units of segments of an epoch into something else.
-    pub(crate) fn turn(&mut self, epoch: u32, parts: &[(u32, u64)], from: Kind, to: Kind) {
+    /// Converts units of the segments of an epoch from one kind to another.
+    pub(crate) fn convert(&mut self, epoch: u32, parts: &[(u32, u64)], from: Kind, to: Kind) {
         for &(segment, quantity) in parts {
             let at = self.place(epoch, segment);
             for counts in [&mut self.segments[at], &mut self.total] {
@@ -83,13 +83,13 @@ impl Units {
         }
     }
 
-    /// Where the units of a segment of an epoch are counted now.
+    /// The segment in which the units of a segment of an earlier epoch are counted now.
     pub(crate) fn place(&self, epoch: u32, segment: u32) -> usize {
         let later = self.sizes.iter().skip(epoch as usize + 1);
         later.fold(segment, |segment, &size| segment % size) as usize
     }
 
-    /// Adds new units, evenly, the odd ones from `start` on.
+    /// Adds units evenly; the remainder goes to the segments from `start` on.
     pub(crate) fn restock(&mut self, start: usize, quantity: u64) -> Parts {
         self.total.available += quantity;
         self.total.supplied += quantity;
@@ -113,7 +113,7 @@ impl Units {
         parts
     }
 
-    /// Evens out what is available.
+    /// Distributes the available units evenly.
     pub(crate) fn rebalance(&mut self) {
         for counts in &mut self.segments {
             counts.supplied -= counts.available;
@@ -122,7 +122,7 @@ impl Units {
         self.spread(0, self.total.available);
     }
 
-    /// Begins an epoch with another number of segments.
+    /// Starts a new epoch with another number of segments.
     pub(crate) fn resize(&mut self, count: u32) {
         let before = std::mem::replace(&mut self.segments, vec![Counts::default(); count as usize]);
         for (at, counts) in before.into_iter().enumerate() {
@@ -148,7 +148,7 @@ impl Units {
         }
     }
 
-    /// The segments that have something, from `start` on and around.
+    /// The segments that have available units, from `start` on and then from 0.
     fn stocked_from(&self, start: usize) -> impl Iterator<Item = usize> {
         let count = self.segments.len();
         self.stocked_in(start, count).chain(self.stocked_in(0, start))

@@ -1,10 +1,10 @@
--- The batch itself; what it is given and answers is in apply_first.lua.
+-- Applies the batch. Its arguments and its reply are described in apply_first.lua.
 
 ---------------------------------------------------------------- reading
 local expired, more_expired = {}, false
 if head[NEXT_EXPIRY] ~= 0 and head[NEXT_EXPIRY] <= now then
-  expired = redis.call('ZRANGEBYSCORE', key .. 'x', '-inf', now_text, 'LIMIT', 0, RECLAIMED + 1)
-  if #expired > RECLAIMED then
+  expired = redis.call('ZRANGEBYSCORE', key .. 'x', '-inf', now_text, 'LIMIT', 0, MAX_RECLAIMED + 1)
+  if #expired > MAX_RECLAIMED then
     more_expired = true
     expired[#expired] = nil
   end
@@ -38,7 +38,8 @@ if #named > 2 then
 end
 local any_known = look_up(names)
 
--- Who buys, whose reservations end here, and whose units come back.
+-- The buyers whose counts are needed: those who buy, whose reservations end here, and whose
+-- units are refunded.
 wanted = {}
 for n = 1, #items, FIELDS do
   if items[n] ~= 'r' then
@@ -46,8 +47,8 @@ for n = 1, #items, FIELDS do
   end
 end
 for _, id in ipairs(seen) do
-  local fate = string.sub(records[id], 1, 1)
-  if fate == 'h' or fate == 't' or fate == 'c' then
+  local status = string.sub(records[id], 1, 1)
+  if status == 'h' or status == 't' or status == 'c' then
     want(buyers, (parse(records[id]) or { whose = '' }).whose)
   end
 end
@@ -62,14 +63,14 @@ end
 local overdue = {}
 for _, id in ipairs(expired) do
   local it = find(id)
-  if it == UNREADABLE then -- an audit names it; it must not come up again and again
+  if it == UNREADABLE then -- an audit reports it; here it must not come up again and again
     overdue[#overdue + 1], changed = id, true
-  elseif not is_hold[id] and not unhold[id] then -- only its time was left
+  elseif not is_hold[id] and not unhold[id] then -- only its expiry time was left
     unhold[id], changed = true, true
   end
 end
 
--- Why so many units cannot be taken for this buyer; nil if they can.
+-- Why this quantity cannot be taken for this buyer; nil if it can.
 local function refusal(quantity, buyer)
   if head[PAUSED] ~= 0 then
     return 'P'
@@ -91,9 +92,9 @@ local function refusal(quantity, buyer)
   end
 end
 
--- The answer to a request under an id that is known.
-local function again(it, fates, quantity, whose)
-  if it.fate == 'q' or it.fate == '?' or (string.find(fates, it.fate, 1, true)
+-- The answer to a request under an id that has a record.
+local function again(it, statuses, quantity, whose)
+  if it.status == 'q' or it.status == '?' or (string.find(statuses, it.status, 1, true)
       and it.quantity == quantity and it.whose == whose) then
     return write(it)
   end
@@ -101,21 +102,21 @@ local function again(it, fates, quantity, whose)
 end
 
 local starts = {}
-local function taken(fate, quantity, id, buyer, expires)
-  local parts = take(quantity, fate == 'h' and 2 or 3)
+local function taken(status, quantity, id, buyer, expires)
+  local parts = take(quantity, status == 'h' and 2 or 3)
   if buyer ~= '' then
     buyer_has(buyer, quantity)
   end
   changed = true
   if journalling then
-    note(fate, id, buyer, quantity, parts, epoch_text)
+    add_entry(status, id, buyer, quantity, parts, epoch_text)
   end
   local start_of = starts[quantity]
   if not start_of then
     start_of = ' ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' '
     starts[quantity] = start_of
   end
-  return fate .. start_of .. expires .. ' ' .. parts .. ' ' .. buyer
+  return status .. start_of .. expires .. ' ' .. parts .. ' ' .. buyer
 end
 
 local act = {}
@@ -150,13 +151,13 @@ function act.h(quantity, id, buyer, lasts)
   return keep(id, taken('h', quantity, id, buyer, text(expires)), expires)
 end
 
-local function close_by(id, fate)
+local function close_by(id, status)
   local it = find(id)
   if not it then
-    return fate == 'x' and bury(id) or 'A'
-  elseif it.fate == 'h' then
-    close(id, it, fate)
-  elseif not string.find('cxeq?', it.fate, 1, true) then
+    return status == 'x' and write_tombstone(id) or 'A'
+  elseif it.status == 'h' then
+    close(id, it, status)
+  elseif not string.find('cxeq?', it.status, 1, true) then
     return 'C'
   end
   return write(it)
@@ -174,13 +175,13 @@ function act.e(_, id, _, until_then)
   local it = find(id)
   if not it then
     return 'A'
-  elseif it.fate == 'h' then
+  elseif it.status == 'h' then
     if until_then > it.expires then
       it.expires = until_then
       keep(id, write(it), until_then)
-      note('m', id, it.whose, it.quantity, it.parts, it.epoch)
+      add_entry('m', id, it.whose, it.quantity, it.parts, it.epoch)
     end
-  elseif not string.find('cxeq?', it.fate, 1, true) then
+  elseif not string.find('cxeq?', it.status, 1, true) then
     return 'C'
   end
   return write(it)
@@ -194,11 +195,11 @@ function act.r(quantity, id, of)
   local target = find(of)
   if not target then
     return 'A'
-  elseif target.fate == '?' then
+  elseif target.status == '?' then
     return 'U'
-  elseif string.find('xeq', target.fate, 1, true) then
+  elseif string.find('xeq', target.status, 1, true) then
     return 'T0'
-  elseif target.fate ~= 't' and target.fate ~= 'c' then
+  elseif target.status ~= 't' and target.status ~= 'c' then
     return 'C'
   end
   local left = target.quantity - target.refunded
@@ -216,9 +217,9 @@ function act.r(quantity, id, of)
   end
   target.refunded = target.refunded + quantity
   keep(of, write(target))
-  note('r', id, of, quantity, parts, target.epoch)
+  add_entry('r', id, of, quantity, parts, target.epoch)
   return keep(id, write({
-    fate = 'r', quantity = quantity, refunded = 0, epoch = target.epoch, at = now_text,
+    status = 'r', quantity = quantity, refunded = 0, epoch = target.epoch, at = now_text,
     expires = 0, parts = parts, whose = of,
   }))
 end
@@ -244,14 +245,14 @@ function act.s(quantity, id)
   low, single, raised = 0, math.huge, true
   head[AVAILABLE] = head[AVAILABLE] + quantity
   head[RESTOCKED] = head[RESTOCKED] + quantity
-  note('s', id, '', quantity, table.concat(parts, ','), epoch_text)
+  add_entry('s', id, '', quantity, table.concat(parts, ','), epoch_text)
   local record = 's ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' 0  '
   return id ~= '' and keep(id, record) or record
 end
 
 function act.q(_, id)
   local it = find(id)
-  return it and write(it) or bury(id)
+  return it and write(it) or write_tombstone(id)
 end
 
 function act.l(_, id)
@@ -259,7 +260,7 @@ function act.l(_, id)
   return it and write(it) or 'A'
 end
 
--- Deductions without id or buyer, as many at a time as a segment has.
+-- Deductions without id or buyer, as many at a time as one segment can serve.
 local function run(quantity, count)
   local done, parts = 0, {}
   while done < count do
@@ -272,11 +273,11 @@ local function run(quantity, count)
       local some = math.min(math.floor(units(i) / quantity), count - done)
       move(i, some * quantity, 1, 3)
       parts[#parts + 1] = i .. ':' .. some * quantity
-      note('t', '', '', some * quantity, parts[#parts], epoch_text)
+      add_entry('t', '', '', some * quantity, parts[#parts], epoch_text)
       done = done + some
     else
       parts[#parts + 1] = take(quantity, 3)
-      note('t', '', '', quantity, parts[#parts], epoch_text)
+      add_entry('t', '', '', quantity, parts[#parts], epoch_text)
       done = done + 1
     end
   end
@@ -288,8 +289,8 @@ for n = 1, #runs, 2 do
   reply[#reply + 1] = run(runs[n], runs[n + 1])
 end
 
--- Deductions of one quantity without buyer. New ids that a segment serves have the
--- same record, so it is made once, and answered once.
+-- Deductions of one quantity without a buyer. New ids that one segment serves have the same
+-- record, so it is made once and answered once.
 local function buy(quantity, ids)
   local answers, alike, last_answer = {}, 0, nil
   local function answer(count, with)
@@ -356,15 +357,15 @@ end
 ---------------------------------------------------------------- writing
 if not changed then
   if #expired == 0 and head[NEXT_EXPIRY] ~= 0 and head[NEXT_EXPIRY] <= now then
-    -- Nothing is known of what is due: what knew it was lost.
+    -- An expiry is due that the sorted set does not have: the set was lost.
     local first = redis.call('ZRANGE', key .. 'x', 0, 0, 'WITHSCORES')
     head[NEXT_EXPIRY] = tonumber(first[2] or 0)
-    redis.pcall('SETRANGE', key, 0, pack_head(head)) -- if memory is short, another time
+    redis.pcall('SETRANGE', key, 0, pack_head(head)) -- if the server is out of memory, the next call does it
   end
   return { view(head), table.concat(reply, '\n') }
 end
 
--- A call with many arguments, in pieces that fit on Lua's stack.
+-- Makes a call with many arguments in pieces that fit on Lua's stack.
 local function call_with(command, hash, list)
   for from = 1, #list, 4000 do
     redis.call(command, hash, unpack(list, from, math.min(from + 3999, #list)))
@@ -380,7 +381,7 @@ for id, expires in pairs(held) do
   holds[n + 1], holds[n + 2] = id, records[id]
   expiries[n + 1], expiries[n + 2] = text(expires), id
 end
--- What frees memory first: a server that is out of it looks at the first write only.
+-- Deletions come first: a server that is out of memory only checks the first write.
 call_with('HDEL', key .. 'h', gone)
 call_with('ZREM', key .. 'x', gone)
 call_with('ZREM', key .. 'x', overdue)

@@ -1,21 +1,22 @@
--- Applies a batch of requests to a sale. The number of server calls does not
--- depend on the size of the batch: everything is read at first, worked out in
--- tables, and written at last.
+-- Applies a batch of requests to an inventory. The number of server calls does not depend
+-- on the size of the batch: everything is read first, worked out in tables, and written at
+-- the end.
 -- ARGV[1]  birth
 -- ARGV[2]  the segment to begin with: any number
 -- ARGV[3]  msgpack: { runs, named, items }
 --          runs: quantity, count, ... of deductions without id or buyer
---          named: quantity, { id, ... }, ... of deductions without buyer; no id
---          comes twice
---          items: kind, quantity, id, whose, extra, ... with kinds d deduct,
---          h reserve (extra: lasts), c confirm, x cancel, e extend (extra: until),
---          r refund (whose: of), s restock, q resolve, l look
--- Reply: 'N' if there is no such sale, else the view and lines: for each run
---   taken, refusal and parts; for each list of ids how many have an answer and the
---   answer, ..., separated by tabs; for each item its answer. An answer is a record,
---   or a letter: A absent, S sold out, L limit, B before it opens, E ended, P paused,
---   C conflict, M buyer missing, T and what is left: too much, O overflow, G again,
---   U its record cannot be read
+--          named: quantity, { id, ... }, ... of deductions without buyer; no id comes twice
+--          items: kind, quantity, id, whose, extra, ... with the kinds d deduct,
+--          h reserve (extra: how long it lasts), c confirm, x cancel, e extend (extra: until
+--          when), r refund (whose: the refunded operation), s restock, q resolve, l look
+-- Reply: 'N' if there is no such inventory, else the view and lines:
+--   for each run: the number of deductions done, the refusal of the others, the parts;
+--   for each list of ids: a count and the answer that so many ids share, ..., separated by
+--   tabs;
+--   for each item: its answer.
+--   An answer is a record or a letter: A absent, S sold out, L limit reached, B before it
+--   opens, E ended, P paused, C conflict, M buyer missing, T and what is left: too much,
+--   O overflow, G again, U its record cannot be read
 
 local head = load_head(ARGV[1])
 if not head then
@@ -25,7 +26,7 @@ local batch = cmsgpack.unpack(ARGV[3])
 local runs, named, items = batch[1], batch[2], batch[3]
 local FIELDS = 5
 local MAX_UNITS = 9007199254740992
-local RECLAIMED = 256
+local MAX_RECLAIMED = 256
 
 local segments, epoch = head[SEGMENTS], head[EPOCH]
 local start = tonumber(ARGV[2]) % segments
@@ -33,7 +34,7 @@ local changed, lines = false, {}
 local journalling = head[JOURNAL] > 0
 local epoch_text = text(epoch)
 
-local function note(effect, id, whose, quantity, parts, of_epoch)
+local function add_entry(effect, id, whose, quantity, parts, of_epoch)
   changed = true
   if journalling then
     lines[#lines + 1] = line(effect, id, whose, quantity, parts, of_epoch)

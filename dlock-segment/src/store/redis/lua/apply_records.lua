@@ -1,12 +1,12 @@
--- The records of a batch under way, and what becomes of them.
+-- The records that a batch reads and writes.
 
--- By operation id: its record, if it has one; whether it is an open reservation; by
--- buyer, what they have.
+-- By operation id: its record, and whether it is an open reservation. By buyer: how many
+-- units the buyer has.
 local records, is_hold, has = {}, {}, {}
 -- The ids that have a record.
 local seen = {}
--- To be written: ids and records in turn, the last of an id counts; ids that are
--- no reservations any more; reservations; buyers.
+-- To be written: ids and records in turn, of which the last of an id counts; ids that are
+-- not open reservations any more; open reservations; buyers.
 local kept, unhold, held, buyers_changed = {}, {}, {}, {}
 
 local generation = math.floor(now / head[RETENTION])
@@ -27,7 +27,7 @@ local function look_in(hash, ids, marks)
   return any
 end
 
--- Looks ids up, the latest record last; whether any has one.
+-- Looks ids up, the latest record last. Returns whether any has a record.
 local function look_up(ids)
   local any = false
   if #ids == 0 then
@@ -44,18 +44,18 @@ local function look_up(ids)
   return any
 end
 
--- What is not in these words, or would break the counts, cannot be read: nil.
+-- Decodes a record; nil if it has another format, or would break the counts.
 local RECORD = '^([thcxersq]) (%d+) (%d+) (%d+) (%d+) (%d+) ([%d:,]*) (%C*)$'
 local function parse(record)
-  local fate, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
-  if not fate then
+  local status, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
+  if not status then
     return nil
   end
   local it = {
-    fate = fate, quantity = tonumber(quantity), refunded = tonumber(refunded),
+    status = status, quantity = tonumber(quantity), refunded = tonumber(refunded),
     epoch = tonumber(of_epoch), at = at, expires = tonumber(expires), parts = parts, whose = whose,
   }
-  local holds_units = fate == 't' or fate == 'h' or fate == 'c'
+  local holds_units = status == 't' or status == 'h' or status == 'c'
   if it.quantity >= MAX_UNITS or it.refunded > it.quantity or it.epoch > epoch
       or (holds_units and sum_of_parts(it.epoch, parts) ~= it.quantity) then
     return nil
@@ -63,17 +63,18 @@ local function parse(record)
   return it
 end
 
+-- Encodes a record.
 local function write(it)
-  if it.fate == '?' then
+  if it.status == '?' then
     return 'U'
   end
   return table.concat({
-    it.fate, it.quantity, it.refunded, it.epoch, it.at, text(it.expires), it.parts, it.whose,
+    it.status, it.quantity, it.refunded, it.epoch, it.at, text(it.expires), it.parts, it.whose,
   }, ' ')
 end
 
--- Keeps what became of an operation; `expires`: it is an open reservation until
--- then. Answers the record as a text.
+-- Keeps the record of an operation. With `expires` it is an open reservation until then.
+-- Returns the record.
 local function keep(id, record, expires)
   records[id] = record
   changed = true
@@ -97,38 +98,39 @@ local function buyer_has(buyer, delta)
 end
 
 -- Ends a reservation: c confirmed, x cancelled, e expired.
-local function close(id, it, fate)
-  local to = fate == 'c' and 3 or 1
+local function close(id, it, status)
+  local to = status == 'c' and 3 or 1
   move_parts(it.epoch, it.parts, 2, to)
   if to == 3 then
     head[SOLD_BY_ID] = head[SOLD_BY_ID] + it.quantity
   elseif it.whose ~= '' then
     buyer_has(it.whose, -it.quantity)
   end
-  it.fate = fate
+  it.status = status
   keep(id, write(it))
-  note(fate, id, it.whose, it.quantity, it.parts, it.epoch)
+  add_entry(status, id, it.whose, it.quantity, it.parts, it.epoch)
 end
 
 -- Stands for a record that cannot be read.
-local UNREADABLE = { fate = '?' }
+local UNREADABLE = { status = '?' }
 
--- What became of an operation, after its time has been looked at.
+-- The record of an operation. A reservation whose time is over expires first.
 local function find(id)
   local record = records[id]
   if not record then
     return nil
   end
   local it = parse(record) or UNREADABLE
-  if it.fate == 'h' and it.expires <= now then
+  if it.status == 'h' and it.expires <= now then
     close(id, it, 'e')
   end
   return it
 end
 
-local function bury(id)
+-- Refuses everything under this id from now on.
+local function write_tombstone(id)
   local record = keep(id, 'q 0 0 0 ' .. now_text .. ' 0  ')
-  note('q', id, '', 0, '', 0)
+  add_entry('q', id, '', 0, '', 0)
   return record
 end
 

@@ -1,10 +1,10 @@
--- The segments of a batch under way: what is available where, and what changes.
+-- The segments that a batch reads and changes.
 
--- What is available in the segments looked at, and the changes of each count.
+-- The available units of the segments that were read, and the changes of each count.
 local available, looked, region = {}, false, nil
 local deltas = { {}, {}, {}, {} } -- available, reserved, sold, supplied
--- Segments before `low`, counted from `start`, are empty; none holds more than
--- `single` by itself, if that is known.
+-- Segments before `low`, counted from `start`, are empty. No segment has more than `single`
+-- units.
 local low, single, raised = 0, math.huge, false
 
 local function segment_at(offset)
@@ -16,7 +16,7 @@ local function load_region()
   region = region or redis.call('GETRANGE', key, WORDS * 8, (WORDS + segments) * 8 - 1)
 end
 
--- One is looked at by itself; who wants more reads all of them.
+-- The available units of a segment. The first one is read alone; after that all are read.
 local function units(i)
   local found = available[i]
   if not found then
@@ -33,7 +33,7 @@ local function units(i)
   return found
 end
 
--- The first segment from this offset on that has something; nil if none has.
+-- The offset of the first segment from this one on that has units; nil if none has.
 local function stocked(offset)
   while offset < segments do
     local i = segment_at(offset)
@@ -56,8 +56,8 @@ local function add(count, i, delta)
   of[i] = (of[i] or 0) + delta
 end
 
--- A part as text. Making numbers into text is what costs most here, and most
--- requests are alike.
+-- A part as a string. Making strings from numbers costs most here, and most requests are
+-- alike, so the strings are kept.
 local part_texts = {}
 local function part(i, quantity)
   local of = part_texts[quantity]
@@ -89,7 +89,7 @@ local function move(i, quantity, from, to)
   head[TOTALS[to]] = head[TOTALS[to]] + quantity
 end
 
--- The first segment that holds so many; nil if they must be gathered.
+-- The first segment that has this quantity; nil if several must be used.
 local function single_with(quantity)
   local first = segment_at(low)
   if (available[first] or 0) >= quantity then
@@ -110,7 +110,7 @@ local function single_with(quantity)
   single = quantity - 1
 end
 
--- Takes units that are there; says where from.
+-- Takes available units. Returns the parts.
 local function take(quantity, to)
   local i = single_with(quantity)
   if i then
@@ -129,7 +129,7 @@ local function take(quantity, to)
   return table.concat(parts, ',')
 end
 
--- Where the units of a segment of an earlier epoch are counted now.
+-- The segment in which the units of a segment of an earlier epoch are counted now.
 local sizes
 local function place(of_epoch, segment)
   if of_epoch ~= epoch then
@@ -141,7 +141,7 @@ local function place(of_epoch, segment)
   return segment
 end
 
--- How many units these parts are; nil if there is no such segment.
+-- The number of units in these parts; nil if one of the segments does not exist.
 local function sum_of_parts(of_epoch, parts)
   local sum = 0
   for segment, quantity in string.gmatch(parts, '(%d+):(%d+)') do
@@ -159,7 +159,7 @@ local function move_parts(of_epoch, parts, from, to)
   end
 end
 
--- `quantity` units of these parts, after the first `skip`.
+-- The parts of `quantity` units, after the first `skip` units.
 local function cut(parts, skip, quantity)
   local some = {}
   for segment, count in string.gmatch(parts, '(%d+):(%d+)') do

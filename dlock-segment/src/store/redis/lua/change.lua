@@ -1,7 +1,8 @@
--- Changes a sale as a whole.
+-- Changes an inventory as a whole.
 -- ARGV: birth, then one of
---   'w' opens closes, 'p' paused, 'l' per buyer, 'z' segments, 'b'
--- Reply: the view, or 'N' if there is no such sale.
+--   'w' opens closes: the opening times; 'p' 0 or 1: paused; 'l' units: limit per buyer;
+--   'z' segments: resize; 'b': rebalance
+-- Reply: the view, or 'N' if there is no such inventory.
 
 local head = load_head(ARGV[1])
 if not head then
@@ -19,8 +20,8 @@ local function region(number)
   return numbers
 end
 
--- What is reserved and sold in the segments stays, folded into fewer if need be;
--- what is available is shared out anew.
+-- Reserved and sold units stay in their segments, modulo the new number of segments.
+-- Available units are distributed again.
 local function lay_out(segments)
   local available = shares(head[AVAILABLE], segments)
   local reserved, sold, supplied = {}, {}, {}

@@ -1,6 +1,6 @@
--- Makes a sale, or finds one that was made with the same terms.
--- ARGV: terms as text, stock, segments, per buyer, opens, closes, retention, journal
--- Reply: the view, or 'C' if there is one with other terms.
+-- Makes an inventory, or finds one that was made with the same terms.
+-- ARGV: terms as one string, stock, segments, per buyer, opens, closes, retention, journal
+-- Reply: the view, or 'C' if there is an inventory with other terms.
 
 local refused = missing_right()
 if refused then
@@ -23,7 +23,7 @@ head[LAYOUT], head[SEGMENTS], head[AVAILABLE], head[INITIAL] = 1, segments, stoc
 head[PER_BUYER], head[OPENS], head[CLOSES] = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 head[RETENTION], head[JOURNAL] = tonumber(ARGV[7]), tonumber(ARGV[8])
 head[BIRTH] = time[1] * 1000000 + time[2]
--- What may be left of a sale whose head was lost must not come to life again.
+-- Delete what may be left of an inventory whose head was lost.
 local generation = math.floor(now / head[RETENTION])
 redis.call('DEL', key .. 'z', key .. 'h', key .. 'x', key .. 'b', key .. 'j',
   key .. 'o' .. text(generation), key .. 'o' .. text(generation - 1))

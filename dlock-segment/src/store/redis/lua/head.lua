@@ -1,22 +1,22 @@
--- What the scripts of a sale share: its head. The rules are in store.rs and
--- store/home.rs; the scripts must do what those do.
+-- What the scripts of an inventory share: its head. The rules are in store/mod.rs and
+-- store/home/mod.rs; the scripts must do the same.
 --
--- KEYS[1], <key>, is `dlock:2:{namespace:name}:i`; all keys of a sale have its
--- hash tag, so a sale lives in one slot.
+-- KEYS[1], <key>, is `dlock:2:{namespace:name}:i`. All keys of an inventory have the same
+-- hash tag, so they are in one slot.
 --   <key>       string of 64-bit words, big-endian: 32 words of head, then for N
 --               segments N words each of available, reserved, sold, supplied
---   <key>t      the terms it was made with, as one text
+--   <key>t      string: the terms it was made with
 --   <key>z      list: how many segments each epoch had
 --   <key>o<g>   hash: records of generation g, by operation id
 --   <key>h      hash: records of open reservations, by operation id
 --   <key>x      sorted set: when each of those expires
---   <key>b      hash: what each buyer has
---   <key>j      stream: the journal; an entry per batch, its id the number of its
+--   <key>b      hash: how many units each buyer has
+--   <key>j      stream: the journal; an entry for each batch, whose id is the number of its
 --               last line
--- A record is fate, quantity, refunded, epoch, at, expires, parts and whose,
--- separated by spaces; parts are segment:quantity, separated by commas. Fates:
--- t taken, h held, c confirmed, x cancelled, e expired, r refund, s restock,
--- q tombstone. Times in milliseconds.
+-- A record is status, quantity, refunded, epoch, at, expires, parts and whose, separated by
+-- spaces; parts are segment:quantity, separated by commas. Statuses: t taken, h held,
+-- c confirmed, x cancelled, e expired, r refund, s restock, q tombstone. Times are in
+-- milliseconds.
 
 local LAYOUT, EPOCH, SEGMENTS, AVAILABLE, RESERVED, SOLD, INITIAL, RESTOCKED = 1, 2, 3, 4, 5, 6, 7, 8
 local OPENS, CLOSES, PAUSED, PER_BUYER, RETENTION, JOURNAL, SEQUENCE = 9, 10, 11, 12, 13, 14, 15
@@ -28,7 +28,7 @@ local key = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- A number as text, exactly. Many in a batch are alike.
+-- A number as a string, exactly. Many numbers of a batch are equal, so the strings are kept.
 local texts = {}
 local function text(number)
   local found = texts[number]
@@ -39,7 +39,7 @@ local function text(number)
   return found
 end
 
--- The head, or nil if there is no such sale. A birth of 0 is any.
+-- The head, or nil if there is no such inventory. A birth of 0 means any.
 local function load_head(birth)
   local raw = redis.call('GETRANGE', key, 0, WORDS * 8 - 1)
   if #raw < WORDS * 8 then
@@ -80,7 +80,7 @@ local function write_journal(head, lines)
     text(last) .. '-0', 'l', table.concat(lines, '\n'))
 end
 
--- Numbers as words, for a range of segments.
+-- Packs numbers as 64-bit words, for a range of segments.
 local function words(numbers)
   local packed = {}
   for i = 1, #numbers do

@@ -1,6 +1,6 @@
--- The whole head with its segments.
+-- Reads the head and the counts of the segments.
 -- ARGV: birth
--- Reply: the view and the segments' words, or 'N' if there is no such sale.
+-- Reply: the view and the segments' words, or 'N' if there is no such inventory.
 
 local head = load_head(ARGV[1])
 if not head then

@@ -1,5 +1,5 @@
--- Finds a sale.
--- Reply: the view, or 'N' if there is no such sale.
+-- Opens an inventory.
+-- Reply: the view, or 'N' if there is no such inventory.
 
 local head = load_head('0')
 if not head then

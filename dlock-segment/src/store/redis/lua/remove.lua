@@ -1,4 +1,4 @@
--- Forgets a sale.
+-- Deletes an inventory.
 -- ARGV: birth
 -- Reply: 1 if there was one, else 0.
 

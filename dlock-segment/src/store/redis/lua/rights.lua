@@ -1,5 +1,5 @@
--- Whoever opens a sale must have the right to all that a batch may do to it: a script
--- that is refused half way leaves what it wrote. Redis can tell from version 7 on.
+-- Who opens an inventory must have the rights for everything that a batch may do: a script
+-- that is refused half way leaves what it wrote. Redis can tell since version 7.
 
 local function missing_right()
   local calls = {

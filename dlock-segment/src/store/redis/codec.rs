@@ -1,32 +1,34 @@
-//! How batches are written for the scripts, and how their replies are read.
+//! Encodes batches for the scripts, and decodes their replies.
 
 use hashbrown::HashSet;
 use redis::Value;
 use rmp::encode::{write_array_len, write_str, write_uint};
 
 use crate::store::home::cut;
-use crate::store::{Answer, Ask, Counts, Effect, Entry, Fate, Id, Parts, Record, View};
+use crate::store::{Answer, Counts, Effect, Entry, Id, Parts, Record, Request, Status, View};
 
-/// A batch as `apply.lua` reads it. Most requests are alike, and are written
-/// together: deductions of one quantity without id or buyer as a run, those with an
-/// id and no buyer as a list of ids. All are given by their place in the batch.
+/// A batch as `apply.lua` reads it. Most requests are similar and are written together:
+/// deductions of one quantity without id or buyer as a run, those with an id and no buyer
+/// as a list of ids. The numbers are indices into the batch.
 pub(crate) struct Batch<'a> {
-    asks: &'a [Ask],
+    requests: &'a [Request],
     runs: Vec<(u64, Vec<usize>)>,
     named: Vec<(u64, Vec<usize>)>,
     others: Vec<usize>,
 }
 
 impl<'a> Batch<'a> {
-    pub(crate) fn new(asks: &'a [Ask]) -> Self {
-        let mut batch = Batch { asks, runs: Vec::new(), named: Vec::new(), others: Vec::new() };
+    pub(crate) fn new(requests: &'a [Request]) -> Self {
+        let mut batch = Batch { requests, runs: Vec::new(), named: Vec::new(), others: Vec::new() };
         let mut ids = HashSet::new();
-        for (place, ask) in asks.iter().enumerate() {
-            match ask {
-                Ask::Deduct { quantity, operation: None, buyer: None } => {
+        for (place, request) in requests.iter().enumerate() {
+            match request {
+                Request::Deduct { quantity, operation: None, buyer: None } => {
                     alike(&mut batch.runs, *quantity, place);
                 }
-                Ask::Deduct { quantity, operation: Some(id), buyer: None } if ids.insert(id) => {
+                Request::Deduct { quantity, operation: Some(id), buyer: None }
+                    if ids.insert(id) =>
+                {
                     alike(&mut batch.named, *quantity, place);
                 }
                 _ => batch.others.push(place),
@@ -35,7 +37,7 @@ impl<'a> Batch<'a> {
         batch
     }
 
-    /// The places in the order in which the script comes to them.
+    /// The indices in the order in which the script applies them.
     #[cfg(test)]
     pub(crate) fn order(&self) -> Vec<usize> {
         let alike = self.runs.iter().chain(&self.named).flat_map(|(_, places)| places);
@@ -44,7 +46,7 @@ impl<'a> Batch<'a> {
 
     pub(super) fn packed(&self) -> Vec<u8> {
         let length = |many: usize| u32::try_from(many).unwrap_or(u32::MAX);
-        let mut packed = Vec::with_capacity(32 + self.asks.len() * 32);
+        let mut packed = Vec::with_capacity(32 + self.requests.len() * 32);
         // Writing to a Vec does not fail.
         let _ = write_array_len(&mut packed, 3);
         let _ = write_array_len(&mut packed, length(self.runs.len() * 2));
@@ -57,12 +59,13 @@ impl<'a> Batch<'a> {
             let _ = write_uint(&mut packed, *quantity);
             let _ = write_array_len(&mut packed, length(places.len()));
             for place in places {
-                let _ = write_str(&mut packed, fields(&self.asks[*place]).2.map_or("", |id| id));
+                let _ =
+                    write_str(&mut packed, fields(&self.requests[*place]).2.map_or("", |id| id));
             }
         }
         let _ = write_array_len(&mut packed, length(self.others.len() * 5));
         for place in &self.others {
-            let (kind, quantity, id, whose, extra) = fields(&self.asks[*place]);
+            let (kind, quantity, id, whose, extra) = fields(&self.requests[*place]);
             let _ = write_str(&mut packed, kind);
             let _ = write_uint(&mut packed, quantity);
             let _ = write_str(&mut packed, id.map_or("", |id| id));
@@ -72,13 +75,13 @@ impl<'a> Batch<'a> {
         packed
     }
 
-    /// The view and the answers, in the order of the requests.
+    /// Decodes the view and the answers, in the order of the requests.
     pub(super) fn answers(&self, reply: &Value) -> Option<(View, Vec<Answer>)> {
         let Value::Array(reply) = reply else { return None };
         let [head, lines] = reply.as_slice() else { return None };
         let view = view(head)?;
         let mut lines = text(lines)?.split('\n');
-        let mut answers = vec![Answer::Absent; self.asks.len()];
+        let mut answers = vec![Answer::Absent; self.requests.len()];
         for (quantity, places) in &self.runs {
             let mut words = lines.next()?.splitn(3, ' ');
             let done: u64 = words.next()?.parse().ok()?;
@@ -87,7 +90,7 @@ impl<'a> Batch<'a> {
             for (place, at) in places.iter().zip(0..) {
                 answers[*place] = if at < done {
                     Answer::Found(Record {
-                        fate: Fate::Taken,
+                        status: Status::Taken,
                         quantity: *quantity,
                         refunded: 0,
                         epoch: view.epoch,
@@ -126,25 +129,27 @@ fn alike(lists: &mut Vec<(u64, Vec<usize>)>, quantity: u64, place: usize) {
     }
 }
 
-fn fields(ask: &Ask) -> (&'static str, u64, Option<&Id>, Option<&Id>, u64) {
-    match ask {
-        Ask::Deduct { quantity, operation, buyer } => {
+fn fields(request: &Request) -> (&'static str, u64, Option<&Id>, Option<&Id>, u64) {
+    match request {
+        Request::Deduct { quantity, operation, buyer } => {
             ("d", *quantity, operation.as_ref(), buyer.as_ref(), 0)
         }
-        Ask::Reserve { quantity, operation, buyer, expires_in } => {
+        Request::Reserve { quantity, operation, buyer, expires_in } => {
             ("h", *quantity, Some(operation), buyer.as_ref(), *expires_in)
         }
-        Ask::Confirm { operation } => ("c", 0, Some(operation), None, 0),
-        Ask::Cancel { operation } => ("x", 0, Some(operation), None, 0),
-        Ask::Extend { operation, until } => ("e", 0, Some(operation), None, *until),
-        Ask::Refund { of, quantity, operation } => ("r", *quantity, Some(operation), Some(of), 0),
-        Ask::Restock { quantity, operation } => ("s", *quantity, operation.as_ref(), None, 0),
-        Ask::Resolve { operation } => ("q", 0, Some(operation), None, 0),
-        Ask::Look { operation } => ("l", 0, Some(operation), None, 0),
+        Request::Confirm { operation } => ("c", 0, Some(operation), None, 0),
+        Request::Cancel { operation } => ("x", 0, Some(operation), None, 0),
+        Request::Extend { operation, until } => ("e", 0, Some(operation), None, *until),
+        Request::Refund { of, quantity, operation } => {
+            ("r", *quantity, Some(operation), Some(of), 0)
+        }
+        Request::Restock { quantity, operation } => ("s", *quantity, operation.as_ref(), None, 0),
+        Request::Resolve { operation } => ("q", 0, Some(operation), None, 0),
+        Request::Look { operation } => ("l", 0, Some(operation), None, 0),
     }
 }
 
-/// A record, which starts with a small letter, or a refusal.
+/// Decodes a record, which starts with a lowercase letter, or a refusal.
 fn answer(text: &str) -> Option<Answer> {
     match text.starts_with(|letter: char| letter.is_ascii_lowercase()) {
         true => Some(record(text).map_or(Answer::Unreadable, Answer::Found)),
@@ -169,22 +174,22 @@ fn refusal(letter: &str) -> Option<Answer> {
     })
 }
 
-const FATES: [(char, Fate); 8] = [
-    ('t', Fate::Taken),
-    ('h', Fate::Reserved),
-    ('c', Fate::Confirmed),
-    ('x', Fate::Cancelled),
-    ('e', Fate::Expired),
-    ('r', Fate::Refund),
-    ('s', Fate::Restock),
-    ('q', Fate::Tombstone),
+const STATUSES: [(char, Status); 8] = [
+    ('t', Status::Taken),
+    ('h', Status::Reserved),
+    ('c', Status::Confirmed),
+    ('x', Status::Cancelled),
+    ('e', Status::Expired),
+    ('r', Status::Refund),
+    ('s', Status::Restock),
+    ('q', Status::Tombstone),
 ];
 
-/// A record as it is stored.
+/// Decodes a stored record.
 pub(super) fn record(text: &str) -> Option<Record> {
     let mut words = text.splitn(8, ' ');
     let letter = words.next()?.chars().next()?;
-    let fate = FATES.iter().find(|(known, _)| *known == letter)?.1;
+    let status = STATUSES.iter().find(|(known, _)| *known == letter)?.1;
     let mut number = || words.next()?.parse::<u64>().ok();
     let (quantity, refunded, epoch) = (number()?, number()?, number()?);
     let (at, expires) = (number()?, number()?);
@@ -192,7 +197,7 @@ pub(super) fn record(text: &str) -> Option<Record> {
     let whose = Some(words.next()?).filter(|whose| !whose.is_empty()).map(Id::from);
     let epoch = u32::try_from(epoch).ok()?;
     (refunded <= quantity).then_some(())?;
-    Some(Record { fate, quantity, refunded, epoch, parts, at, expires, whose })
+    Some(Record { status, quantity, refunded, epoch, parts, at, expires, whose })
 }
 
 fn parts(text: &str) -> Option<Parts> {
@@ -203,10 +208,10 @@ fn parts(text: &str) -> Option<Parts> {
     text.split(',').filter(|part| !part.is_empty()).map(part).collect()
 }
 
-/// How many words a head has; the last one is the time.
+/// The number of 64-bit words of a head; the last one is the time.
 const WORDS: usize = 32;
 
-/// A head as `head.lua` packs it.
+/// Decodes a head as `head.lua` packs it.
 pub(super) fn view(head: &Value) -> Option<View> {
     let Value::BulkString(packed) = head else { return None };
     let word = |at| word(packed, at);
@@ -240,7 +245,7 @@ fn word(packed: &[u8], at: usize) -> Option<u64> {
     u64::try_from(i64::from_be_bytes(bytes.try_into().ok()?)).ok()
 }
 
-/// What `look.lua` replies.
+/// Decodes the reply of `look.lua`.
 pub(super) fn counts(reply: &[Value]) -> Option<(View, Vec<Counts>)> {
     let [head, Value::BulkString(words)] = reply else { return None };
     let view = view(head)?;
@@ -257,7 +262,7 @@ pub(super) fn counts(reply: &[Value]) -> Option<(View, Vec<Counts>)> {
     Some((view, (0..count).map(segment).collect::<Option<_>>()?))
 }
 
-/// A line of the journal.
+/// Decodes a line of the journal.
 pub(super) fn entry(sequence: u64, line: &str) -> Option<Entry> {
     let words: Vec<&str> = line.split('\t').collect();
     let [letter, operation, whose, quantity, of, epoch, at] = words[..] else { return None };

@@ -1,5 +1,5 @@
-//! One sale, as a pure machine: time and chance are handed in. The scripts of the
-//! Redis store do the same; a test runs both side by side.
+//! One inventory as a pure state machine: time and randomness are arguments. The scripts
+//! of the Redis store do the same, and a test compares both.
 
 pub(crate) mod ledger;
 pub(crate) mod units;
@@ -11,17 +11,18 @@ use hashbrown::HashMap;
 use self::ledger::Ledger;
 use self::units::{Kind, Units};
 use super::{
-    Answer, Ask, Change, Effect, Entry, Fate, Id, MAX_UNITS, Parts, RECLAIMED, Record, Terms, View,
+    Answer, Change, Effect, Entry, Id, MAX_RECLAIMED, MAX_UNITS, Parts, Record, Request, Status,
+    Terms, View,
 };
-use crate::plant::Plant;
+use crate::planted_bug::{Bug, PlantedBug};
 
 #[derive(Debug)]
 pub(crate) struct Home {
     birth: u64,
-    /// Whoever still has it at hand must not use it.
+    /// A removed home may still be referenced, and must not be used.
     pub(crate) is_removed: bool,
     pub(crate) terms: Terms,
-    /// The terms that may change while the sale runs.
+    /// The terms that may change while the inventory is in use.
     opens_at: u64,
     closes_at: u64,
     paused: bool,
@@ -34,11 +35,11 @@ pub(crate) struct Home {
     pub(crate) buyers: HashMap<Id, u64>,
     journal: VecDeque<Entry>,
     written: u64,
-    planted: Option<Plant>,
+    planted: PlantedBug,
 }
 
 impl Home {
-    pub(crate) fn new(birth: u64, terms: Terms, planted: Option<Plant>) -> Self {
+    pub(crate) fn new(birth: u64, terms: Terms, planted: PlantedBug) -> Self {
         let Terms { stock, segments, per_buyer, opens_at, closes_at, retention, .. } = terms;
         Home {
             birth,
@@ -94,36 +95,38 @@ impl Home {
         self.journal.iter().filter(|entry| entry.sequence > after).take(limit).cloned().collect()
     }
 
-    /// Gives back expired reservations, some at a time.
+    /// Gives back some expired reservations.
     pub(crate) fn reclaim(&mut self, now: u64) {
-        for _ in 0..RECLAIMED {
+        for _ in 0..MAX_RECLAIMED {
             let Some((id, hold)) = self.ledger.first_expired(now) else { return };
-            self.close_hold(now, &id, hold, Fate::Expired);
+            self.close_hold(now, &id, hold, Status::Expired);
         }
     }
 
-    /// Applies one request of a batch whose reclaiming is done. `start`: the
+    /// Applies one request of a batch, after [`reclaim`](Self::reclaim). `start` is the
     /// segment to begin with.
-    pub(crate) fn apply(&mut self, now: u64, start: usize, ask: &Ask) -> Answer {
-        match ask {
-            Ask::Deduct { quantity, operation, buyer } => {
+    pub(crate) fn apply(&mut self, now: u64, start: usize, request: &Request) -> Answer {
+        match request {
+            Request::Deduct { quantity, operation, buyer } => {
                 self.deduct(now, start, *quantity, operation.as_ref(), buyer.as_ref())
             }
-            Ask::Reserve { quantity, operation, buyer, expires_in } => {
+            Request::Reserve { quantity, operation, buyer, expires_in } => {
                 self.reserve(now, start, *quantity, operation, buyer.as_ref(), *expires_in)
             }
-            Ask::Confirm { operation } => self.close(now, operation, Fate::Confirmed),
-            Ask::Cancel { operation } => self.close(now, operation, Fate::Cancelled),
-            Ask::Extend { operation, until } => self.extend(now, operation, *until),
-            Ask::Refund { of, quantity, operation } => self.refund(now, of, *quantity, operation),
-            Ask::Restock { quantity, operation } => {
+            Request::Confirm { operation } => self.close(now, operation, Status::Confirmed),
+            Request::Cancel { operation } => self.close(now, operation, Status::Cancelled),
+            Request::Extend { operation, until } => self.extend(now, operation, *until),
+            Request::Refund { of, quantity, operation } => {
+                self.refund(now, of, *quantity, operation)
+            }
+            Request::Restock { quantity, operation } => {
                 self.restock(now, start, *quantity, operation.as_ref())
             }
-            Ask::Resolve { operation } => match self.look(now, operation) {
+            Request::Resolve { operation } => match self.look(now, operation) {
                 Some(record) => Answer::Found(record),
-                None => self.bury(now, operation),
+                None => self.put_tombstone(now, operation),
             },
-            Ask::Look { operation } => {
+            Request::Look { operation } => {
                 self.look(now, operation).map_or(Answer::Absent, Answer::Found)
             }
         }
@@ -137,30 +140,30 @@ impl Home {
         operation: Option<&Id>,
         buyer: Option<&Id>,
     ) -> Answer {
-        if self.planted == Some(Plant::IdCheckedAfterStock)
+        if self.planted.is(Bug::IdCheckedAfterStock)
             && let Some(answer) = self.refusal(now, quantity, buyer)
         {
             return answer;
         }
         if let Some(record) = operation.and_then(|id| self.look(now, id)) {
-            return again(record, &[Fate::Taken], quantity, buyer);
+            return again(record, &[Status::Taken], quantity, buyer);
         }
         if let Some(answer) = self.refusal(now, quantity, buyer) {
             if let Some(id) = operation
-                && self.planted == Some(Plant::RememberedRefusal)
+                && self.planted.is(Bug::RememberedRefusal)
             {
                 self.ledger.put(now, id, Record::tombstone(now));
             }
             return answer;
         }
-        let record = self.take(now, start, quantity, buyer, Fate::Taken);
+        let record = self.take_units(now, start, quantity, buyer, Status::Taken);
         if let Some(id) = operation {
             self.sold_by_id += quantity;
-            if self.planted != Some(Plant::NoOperationId) {
+            if !self.planted.is(Bug::NoOperationId) {
                 self.ledger.put(now, id, record.clone());
             }
         }
-        self.note(Effect::Taken, operation, &record);
+        self.add_entry(Effect::Taken, operation, &record);
         Answer::Found(record)
     }
 
@@ -173,21 +176,22 @@ impl Home {
         buyer: Option<&Id>,
         expires_in: u64,
     ) -> Answer {
-        const FATES: [Fate; 4] = [Fate::Reserved, Fate::Confirmed, Fate::Cancelled, Fate::Expired];
+        const STATUSES: [Status; 4] =
+            [Status::Reserved, Status::Confirmed, Status::Cancelled, Status::Expired];
         if let Some(record) = self.look(now, operation) {
-            return again(record, &FATES, quantity, buyer);
+            return again(record, &STATUSES, quantity, buyer);
         }
         if let Some(answer) = self.refusal(now, quantity, buyer) {
             return answer;
         }
-        let mut record = self.take(now, start, quantity, buyer, Fate::Reserved);
+        let mut record = self.take_units(now, start, quantity, buyer, Status::Reserved);
         record.expires = now + expires_in;
         self.ledger.put(now, operation, record.clone());
-        self.note(Effect::Reserved, Some(operation), &record);
+        self.add_entry(Effect::Reserved, Some(operation), &record);
         Answer::Found(record)
     }
 
-    /// Why so many units cannot be taken for this buyer.
+    /// Why this quantity cannot be taken for this buyer, if so.
     fn refusal(&self, now: u64, quantity: u64, buyer: Option<&Id>) -> Option<Answer> {
         if self.paused {
             return Some(Answer::Paused);
@@ -214,15 +218,15 @@ impl Home {
         None
     }
 
-    fn take(
+    fn take_units(
         &mut self,
         now: u64,
         start: usize,
         quantity: u64,
         buyer: Option<&Id>,
-        fate: Fate,
+        status: Status,
     ) -> Record {
-        let kind = if fate == Fate::Reserved { Kind::Reserved } else { Kind::Sold };
+        let kind = if status == Status::Reserved { Kind::Reserved } else { Kind::Sold };
         let parts = self.units.take(quantity, start, kind);
         if let Some(buyer) = buyer {
             *self.buyers.entry(buyer.clone()).or_default() += quantity;
@@ -230,58 +234,58 @@ impl Home {
         self.changes += 1;
         let epoch = self.units.epoch();
         let whose = buyer.cloned();
-        Record { fate, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose }
+        Record { status, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose }
     }
 
-    /// The record of an operation, after its time has been looked at.
+    /// The record of an operation. A reservation whose time is over expires first.
     fn look(&mut self, now: u64, id: &Id) -> Option<Record> {
         let record = self.ledger.find(now, id)?;
-        if record.fate == Fate::Reserved && record.expires <= now {
-            return Some(self.close_hold(now, id, record, Fate::Expired));
+        if record.status == Status::Reserved && record.expires <= now {
+            return Some(self.close_hold(now, id, record, Status::Expired));
         }
         Some(record)
     }
 
-    /// Confirms or cancels.
-    fn close(&mut self, now: u64, id: &Id, fate: Fate) -> Answer {
+    /// Confirms or cancels a reservation.
+    fn close(&mut self, now: u64, id: &Id, status: Status) -> Answer {
         match self.look(now, id) {
-            Some(hold) if hold.fate == Fate::Reserved => {
-                Answer::Found(self.close_hold(now, id, hold, fate))
+            Some(hold) if hold.status == Status::Reserved => {
+                Answer::Found(self.close_hold(now, id, hold, status))
             }
             Some(record) if is_reservation(&record) => Answer::Found(record),
             Some(_) => Answer::Conflict,
-            None if fate == Fate::Cancelled => self.bury(now, id),
+            None if status == Status::Cancelled => self.put_tombstone(now, id),
             None => Answer::Absent,
         }
     }
 
-    fn close_hold(&mut self, now: u64, id: &Id, mut hold: Record, fate: Fate) -> Record {
-        let (to, effect) = match fate {
-            Fate::Confirmed => (Kind::Sold, Effect::Confirmed),
-            Fate::Cancelled => (Kind::Available, Effect::Cancelled),
+    fn close_hold(&mut self, now: u64, id: &Id, mut hold: Record, status: Status) -> Record {
+        let (to, effect) = match status {
+            Status::Confirmed => (Kind::Sold, Effect::Confirmed),
+            Status::Cancelled => (Kind::Available, Effect::Cancelled),
             _ => (Kind::Available, Effect::Expired),
         };
-        self.units.turn(hold.epoch, &hold.parts, Kind::Reserved, to);
+        self.units.convert(hold.epoch, &hold.parts, Kind::Reserved, to);
         if to == Kind::Sold {
             self.sold_by_id += hold.quantity;
         } else if let Some(buyer) = &hold.whose {
             self.buyer_gives_back(&buyer.clone(), hold.quantity);
         }
-        hold.fate = fate;
+        hold.status = status;
         self.ledger.put(now, id, hold.clone());
         self.changes += 1;
-        self.note(effect, Some(id), &Record { at: now, ..hold.clone() });
+        self.add_entry(effect, Some(id), &Record { at: now, ..hold.clone() });
         hold
     }
 
     fn extend(&mut self, now: u64, id: &Id, until: u64) -> Answer {
         match self.look(now, id) {
-            Some(mut hold) if hold.fate == Fate::Reserved => {
+            Some(mut hold) if hold.status == Status::Reserved => {
                 if until > hold.expires {
                     hold.expires = until;
                     self.ledger.put(now, id, hold.clone());
                     self.changes += 1;
-                    self.note(Effect::Extended, Some(id), &Record { at: now, ..hold.clone() });
+                    self.add_entry(Effect::Extended, Some(id), &Record { at: now, ..hold.clone() });
                 }
                 Answer::Found(hold)
             }
@@ -291,27 +295,30 @@ impl Home {
         }
     }
 
-    /// Nothing ever happens under this id.
-    fn bury(&mut self, now: u64, id: &Id) -> Answer {
+    /// Refuses everything under this id from now on.
+    fn put_tombstone(&mut self, now: u64, id: &Id) -> Answer {
         let record = Record::tombstone(now);
         self.ledger.put(now, id, record.clone());
         self.changes += 1;
-        self.note(Effect::Settled, Some(id), &record);
+        self.add_entry(Effect::Settled, Some(id), &record);
         Answer::Found(record)
     }
 
     fn refund(&mut self, now: u64, of: &Id, quantity: u64, id: &Id) -> Answer {
         if let Some(record) = self.look(now, id)
-            && self.planted != Some(Plant::DoubleRefund)
+            && !self.planted.is(Bug::DoubleRefund)
         {
             let quantity = if quantity == 0 { record.quantity } else { quantity };
-            return again(record, &[Fate::Refund], quantity, Some(of));
+            return again(record, &[Status::Refund], quantity, Some(of));
         }
         let mut target = match self.look(now, of) {
             None => return Answer::Absent,
-            Some(target) if matches!(target.fate, Fate::Taken | Fate::Confirmed) => target,
+            Some(target) if matches!(target.status, Status::Taken | Status::Confirmed) => target,
             Some(target)
-                if matches!(target.fate, Fate::Cancelled | Fate::Expired | Fate::Tombstone) =>
+                if matches!(
+                    target.status,
+                    Status::Cancelled | Status::Expired | Status::Tombstone
+                ) =>
             {
                 return Answer::TooMuch { left: 0 };
             }
@@ -323,7 +330,7 @@ impl Home {
             return Answer::TooMuch { left };
         }
         let parts = cut(&target.parts, target.refunded, quantity);
-        self.units.turn(target.epoch, &parts, Kind::Sold, Kind::Available);
+        self.units.convert(target.epoch, &parts, Kind::Sold, Kind::Available);
         self.sold_by_id -= quantity;
         if let Some(buyer) = &target.whose {
             self.buyer_gives_back(&buyer.clone(), quantity);
@@ -332,12 +339,12 @@ impl Home {
         let epoch = target.epoch;
         self.ledger.put(now, of, target);
         let whose = Some(of.clone());
-        let fate = Fate::Refund;
+        let status = Status::Refund;
         let record =
-            Record { fate, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose };
+            Record { status, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose };
         self.ledger.put(now, id, record.clone());
         self.changes += 1;
-        self.note(Effect::Refunded, Some(id), &record);
+        self.add_entry(Effect::Refunded, Some(id), &record);
         Answer::Found(record)
     }
 
@@ -352,7 +359,7 @@ impl Home {
 
     fn restock(&mut self, now: u64, start: usize, quantity: u64, id: Option<&Id>) -> Answer {
         if let Some(record) = id.and_then(|id| self.look(now, id)) {
-            return again(record, &[Fate::Restock], quantity, None);
+            return again(record, &[Status::Restock], quantity, None);
         }
         if self.units.total.supplied + quantity >= MAX_UNITS {
             return Answer::Overflow;
@@ -361,9 +368,9 @@ impl Home {
         let parts = self.units.restock(start, quantity);
         self.restocked += quantity;
         self.changes += 1;
-        let (fate, epoch) = (Fate::Restock, self.units.epoch());
+        let (status, epoch) = (Status::Restock, self.units.epoch());
         let record = Record {
-            fate,
+            status,
             quantity,
             refunded: 0,
             epoch,
@@ -375,7 +382,7 @@ impl Home {
         if let Some(id) = id {
             self.ledger.put(now, id, record.clone());
         }
-        self.note(Effect::Restocked, id, &Record { parts, ..record.clone() });
+        self.add_entry(Effect::Restocked, id, &Record { parts, ..record.clone() });
         Answer::Found(record)
     }
 
@@ -392,17 +399,17 @@ impl Home {
             Change::Resize(segments) => {
                 self.units.resize(segments);
                 (whole.quantity, whole.epoch) = (segments.into(), self.units.epoch());
-                self.note(Effect::Resized, None, &whole);
+                self.add_entry(Effect::Resized, None, &whole);
             }
             Change::Rebalance => {
                 self.units.rebalance();
                 whole.epoch = self.units.epoch();
-                self.note(Effect::Rebalanced, None, &whole);
+                self.add_entry(Effect::Rebalanced, None, &whole);
             }
         }
     }
 
-    fn note(&mut self, effect: Effect, operation: Option<&Id>, record: &Record) {
+    fn add_entry(&mut self, effect: Effect, operation: Option<&Id>, record: &Record) {
         if self.terms.journal == 0 {
             return;
         }
@@ -423,20 +430,20 @@ impl Home {
     }
 }
 
-/// The answer to a request under an id that is known.
-fn again(record: Record, fates: &[Fate], quantity: u64, whose: Option<&Id>) -> Answer {
-    if record.fate == Fate::Tombstone || record.is_same(fates, quantity, whose) {
+/// The answer to a request under an id that has a record.
+fn again(record: Record, statuses: &[Status], quantity: u64, whose: Option<&Id>) -> Answer {
+    if record.status == Status::Tombstone || record.is_same(statuses, quantity, whose) {
         return Answer::Found(record);
     }
     Answer::Conflict
 }
 
 fn is_reservation(record: &Record) -> bool {
-    use Fate::{Cancelled, Confirmed, Expired, Reserved, Tombstone};
-    matches!(record.fate, Reserved | Confirmed | Cancelled | Expired | Tombstone)
+    use Status::{Cancelled, Confirmed, Expired, Reserved, Tombstone};
+    matches!(record.status, Reserved | Confirmed | Cancelled | Expired | Tombstone)
 }
 
-/// `quantity` units of these parts, after the first `skip`.
+/// The parts of `quantity` units, after the first `skip` units.
 pub(crate) fn cut(parts: &[(u32, u64)], mut skip: u64, mut quantity: u64) -> Parts {
     let mut cut = Parts::new();
     for &(segment, count) in parts {

@@ -1,30 +1,30 @@
-//! `dlock stock`: the segments of a sale, and whether its books agree.
+//! `dlock inventory`: the segments of an inventory, and whether every unit is accounted for.
 
 use anyhow::{Result, anyhow};
 use clap::Args;
 use dlock::Key;
-use dlock_segment::{Audit, Inventory};
+use dlock_segment::Audit;
 use serde::Serialize;
 
 use crate::output::{self, BAD, BOLD, DIM, GOOD, grouped, styled};
 use crate::{Common, exit_status};
 
-/// Show the segments of a sale and audit it
+/// Show the segments of an inventory and audit it
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Every unit is accounted for: initial + restocked = available + reserved + sold, in
 each segment. Ends with status 1 and names the operations if something does not agree.
 
 Example:
-  dlock stock phone --url redis://localhost")]
-pub(crate) struct Stock {
-    /// The sale
-    sale: String,
+  dlock inventory phone --url redis://localhost")]
+pub(crate) struct Inventory {
+    /// The name of the inventory
+    name: String,
 }
 
 #[derive(Serialize)]
 struct Seen<'a> {
-    sale: &'a str,
+    inventory: &'a str,
     clean: bool,
     #[serde(flatten)]
     audit: &'a Audit,
@@ -41,23 +41,27 @@ fn width() -> u64 {
     columns.map_or(WIDTH, |columns| columns.saturating_sub(BESIDE).clamp(4, WIDTH))
 }
 
-impl Stock {
+impl Inventory {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
-        let key = Key::new(&self.sale)?;
+        let key = Key::new(&self.name)?;
         let dlock = common.connect().await?;
-        let sale = match Inventory::open(&dlock, key).await {
-            Ok(sale) => sale,
+        let inventory = match dlock_segment::Inventory::open(&dlock, key).await {
+            Ok(inventory) => inventory,
             Err(dlock_segment::Error::NotFound(_)) => {
                 return Err(anyhow!(
-                    "there is no sale `{}`; dlock never makes one by accident",
-                    self.sale
+                    "there is no inventory `{}`; an application makes one with Inventory::builder",
+                    self.name
                 ));
             }
             Err(error) => return Err(error.into()),
         };
-        let audit = sale.audit().await?;
+        let audit = inventory.audit().await?;
         if common.json {
-            output::print_json(&Seen { sale: &self.sale, clean: audit.is_clean(), audit: &audit })?;
+            output::print_json(&Seen {
+                inventory: &self.name,
+                clean: audit.is_clean(),
+                audit: &audit,
+            })?;
         } else {
             self.show(&audit);
         }
@@ -68,7 +72,7 @@ impl Stock {
         let Audit { initial, restocked, available, reserved, sold, .. } = *audit;
         output::print(format!(
             "{}: {} available, {} reserved, {} sold of {}",
-            styled(BOLD, &self.sale),
+            styled(BOLD, &self.name),
             grouped(available),
             grouped(reserved),
             grouped(sold),
@@ -102,9 +106,9 @@ impl Stock {
                 styled(GOOD, "every unit is accounted for")
             )),
             faults => {
-                output::print(format!("audit: {}{looked}", styled(BAD, "the books do not agree")));
+                output::print(format!("audit: {}{looked}", styled(BAD, "the counts do not agree")));
                 for fault in faults {
-                    let whose = fault.operation.as_deref().unwrap_or("the sale");
+                    let whose = fault.operation.as_deref().unwrap_or("the inventory");
                     output::print(format!("  {whose}: {}", fault.what));
                 }
             }

@@ -1,19 +1,19 @@
-//! What a store of stock must do, said once for all of them, and the words it is
-//! said in.
+//! What a store of inventories must do, for all stores.
 //!
-//! # A sale
+//! # An inventory
 //!
-//! A sale lives in one *home*: whatever must be decided together is kept together
-//! and changed by one step of the store. In a home there are
-//! - the *head*: epoch, totals, window, limit, options; without it there is no sale;
+//! An inventory lives in one *home*: everything that must be decided together is kept
+//! together (in Redis, in one hash slot) and changed in one atomic step of the store. A
+//! home has
+//! - the *head*: epoch, totals, opening times, limit, options; without it there is no
+//!   inventory;
 //! - for each segment, four counts: supplied = available + reserved + sold;
-//! - *records* of operations, in generations as long as the retention: a record
-//!   is found for at least one retention after it was last written, and is gone
-//!   after two;
-//! - *holds*: the records of open reservations, which no retention ends, and their
-//!   order of expiry;
+//! - *records* of operations, in generations as long as the retention: a record is found
+//!   for at least one retention after it was last written, and is deleted after two;
+//! - *holds*: the records of open reservations, which no retention deletes, and the order
+//!   in which they expire;
 //! - what each buyer has, reserved and sold;
-//! - the *journal*, if the sale keeps one.
+//! - the *journal*, if the inventory keeps one.
 //!
 //! # An operation
 //!
@@ -26,16 +26,16 @@
 //! absent -- refund, restock --> refund, restock (their own ids)
 //! ```
 //!
-//! Whatever comes again under an id finds its record, *before* anything else is
-//! looked at, and is answered from it. Another quantity, buyer or kind is a
-//! conflict. A refusal leaves nothing.
+//! A request under an id that has a record is answered from the record, *before* anything
+//! else is checked. Another quantity, buyer or kind is a conflict. A refusal leaves no
+//! record.
 //!
 //! # Batches
 //!
-//! A batch is applied request by request, in any order, each as if alone: one
-//! request's answer never depends on another's fault. Before the first, expired
-//! reservations go back, [`RECLAIMED`] at most; as long as more are left, nobody
-//! hears "sold out" or "limit reached", but [`Answer::Again`].
+//! The requests of a batch are applied in any order, each as if it were alone: the answer
+//! to one request never depends on an error of another. Before the first request, expired
+//! reservations are given back, at most [`MAX_RECLAIMED`]. While there are more of them, no
+//! request is answered "sold out" or "limit reached", but [`Answer::Again`].
 
 use std::future::Future;
 use std::pin::Pin;
@@ -47,55 +47,55 @@ use smallvec::SmallVec;
 
 use crate::error::Result;
 
-#[cfg(all(test, feature = "redis"))]
-mod agreement;
 pub(crate) mod home;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(all(test, feature = "redis"))]
+mod tests_agreement;
 
-/// The most expired reservations that one batch gives back.
-pub const RECLAIMED: usize = 256;
+/// The largest number of expired reservations that one batch gives back.
+pub const MAX_RECLAIMED: usize = 256;
 
-/// Counts stay below this, exact in every language that a store may be written in.
+/// All counts stay below this number, so that every language represents them exactly.
 pub const MAX_UNITS: u64 = 1 << 53;
 
-/// An operation id, or a buyer's.
+/// An operation id or a buyer id.
 pub type Id = Arc<str>;
 
 /// A call to a store.
 pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-/// A sale as a store knows it.
+/// How a store identifies an inventory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sale {
-    /// Its name.
+pub struct InventoryId {
+    /// The name of the inventory.
     pub key: Key,
-    /// When it was made, so that a sale of the same name that was removed and
-    /// made again is not taken for it; 0: whichever there is.
+    /// When it was made, so that an inventory that was removed and made again under the
+    /// same name is not mistaken for it; 0 means any.
     pub birth: u64,
 }
 
-/// How a sale starts.
+/// The terms that an inventory is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub struct Terms {
     pub stock: u64,
     pub segments: u32,
-    /// The most a buyer may have; 0: any number.
+    /// The largest number of units that a buyer may have; 0 means any number.
     pub per_buyer: u64,
-    /// In milliseconds of Unix time by the store's clock; 0: no bound.
+    /// In milliseconds of Unix time by the store's clock; 0 means no bound.
     pub opens_at: u64,
     pub closes_at: u64,
     /// In milliseconds.
     pub retention: u64,
-    /// How many entries of a journal are kept at least; 0: there is none.
+    /// How many entries the journal keeps at least; 0 means that there is no journal.
     pub journal: u64,
 }
 
 impl Terms {
-    /// The terms as one text, to be compared.
-    pub(crate) fn text(&self) -> String {
+    /// The terms as one string, to be compared.
+    pub(crate) fn to_comparable(&self) -> String {
         let Terms { stock, segments, per_buyer, opens_at, closes_at, retention, journal } = self;
         format!("{stock} {segments} {per_buyer} {opens_at} {closes_at} {retention} {journal}")
     }
@@ -104,7 +104,7 @@ impl Terms {
 /// One request of a batch.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub enum Ask {
+pub enum Request {
     Deduct {
         quantity: u64,
         operation: Option<Id>,
@@ -122,12 +122,12 @@ pub enum Ask {
     Cancel {
         operation: Id,
     },
-    /// Lasts until then at least.
+    /// Makes a reservation last at least until then.
     Extend {
         operation: Id,
         until: u64,
     },
-    /// Gives `quantity` units of an operation back; 0: whatever is left of it.
+    /// Gives `quantity` units of an operation back; 0 means all that are left.
     Refund {
         of: Id,
         quantity: u64,
@@ -137,63 +137,63 @@ pub enum Ask {
         quantity: u64,
         operation: Option<Id>,
     },
-    /// What became of it; if nothing, nothing ever will.
+    /// Reads what became of an operation. If it has no record, it gets a tombstone.
     Resolve {
         operation: Id,
     },
-    /// What became of it.
+    /// Reads what became of an operation.
     Look {
         operation: Id,
     },
 }
 
-impl Ask {
-    /// What it costs the store, beside others.
+impl Request {
+    /// The relative cost of the request for the store.
     pub(crate) fn weight(&self) -> usize {
         match self {
-            Ask::Deduct { operation: None, buyer: None, .. } => 1,
-            Ask::Deduct { buyer: None, .. } => 2,
+            Request::Deduct { operation: None, buyer: None, .. } => 1,
+            Request::Deduct { buyer: None, .. } => 2,
             _ => 6,
         }
     }
 }
 
-/// What came of a request.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub enum Answer {
-    /// The record as it stands now; for an anonymous deduction, as it would.
+    /// The current record. For a deduction without an id, the record it would have.
     Found(Record),
-    /// There is no such operation.
+    /// There is no operation with this id.
     Absent,
     SoldOut,
     LimitReached,
     NotStarted,
     Ended,
     Paused,
-    /// The id stands for something else.
+    /// The id belongs to another request.
     Conflict,
-    /// The sale limits each buyer, and none was named.
+    /// The inventory limits each buyer, and the request names none.
     BuyerMissing,
-    /// More than is left to be refunded.
+    /// The operation has fewer units left than were to be refunded.
     TooMuch {
         left: u64,
     },
     /// The counts would reach [`MAX_UNITS`].
     Overflow,
-    /// Expired reservations are in the way: ask again.
+    /// More expired reservations must be given back first: send the request again.
     Again,
-    /// Its record is not in words known here; nothing was changed.
+    /// The record of the operation cannot be read; nothing was changed.
     Unreadable,
 }
 
-/// Where units came from: segments of an epoch, and how many of each.
+/// The segments of an epoch that units are from, with the number of units of each.
 pub type Parts = SmallVec<[(u32, u64); 1]>;
 
-/// What became of an operation.
+/// The status of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "see the module's words")]
-pub enum Fate {
+#[allow(missing_docs, reason = "the module documentation has the state diagram")]
+pub enum Status {
     Taken,
     Reserved,
     Confirmed,
@@ -204,27 +204,27 @@ pub enum Fate {
     Tombstone,
 }
 
-/// What a store remembers of an operation.
+/// The record of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub struct Record {
-    pub fate: Fate,
+    pub status: Status,
     pub quantity: u64,
     pub refunded: u64,
-    /// The epoch that the segments are of.
+    /// The epoch that the segment numbers belong to.
     pub epoch: u32,
     pub parts: Parts,
-    /// When it had its effect, and when it expires, in milliseconds of Unix time.
+    /// When it had its effect, in milliseconds of Unix time, as `expires`.
     pub at: u64,
     pub expires: u64,
-    /// Whose it is; for a refund, which operation's.
+    /// The buyer; of a refund, the operation that it refunds.
     pub whose: Option<Id>,
 }
 
 impl Record {
     pub(crate) fn tombstone(at: u64) -> Self {
         Record {
-            fate: Fate::Tombstone,
+            status: Status::Tombstone,
             quantity: 0,
             refunded: 0,
             epoch: 0,
@@ -235,21 +235,21 @@ impl Record {
         }
     }
 
-    /// Units sold by it and not given back.
+    /// The units that it bought and did not give back.
     pub(crate) fn sold(&self) -> u64 {
-        match self.fate {
-            Fate::Taken | Fate::Confirmed => self.quantity - self.refunded,
+        match self.status {
+            Status::Taken | Status::Confirmed => self.quantity - self.refunded,
             _ => 0,
         }
     }
 
-    /// Whether this is the operation that is asked for again.
-    pub(crate) fn is_same(&self, fates: &[Fate], quantity: u64, whose: Option<&Id>) -> bool {
-        fates.contains(&self.fate) && self.quantity == quantity && self.whose.as_ref() == whose
+    /// Whether a request under the same id is the same request.
+    pub(crate) fn is_same(&self, statuses: &[Status], quantity: u64, whose: Option<&Id>) -> bool {
+        statuses.contains(&self.status) && self.quantity == quantity && self.whose.as_ref() == whose
     }
 }
 
-/// A sale, seen at one moment.
+/// An inventory at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub struct View {
@@ -268,27 +268,27 @@ pub struct View {
     pub per_buyer: u64,
     pub retention: u64,
     pub journal: u64,
-    /// Open reservations, and when the first of them expires; 0: none does.
+    /// The number of open reservations; `next_expiry` is when the first of them expires,
+    /// or 0.
     pub holds: u64,
     pub next_expiry: u64,
-    /// Units sold under an operation id and not given back.
+    /// The units that were sold under an operation id and not given back.
     pub sold_by_id: u64,
     /// Rises with every change.
     pub changes: u64,
-    /// The generation of records that was written last, and the one before it; 0:
-    /// none was. The last may be ahead of the clock, if that was set back.
+    /// The generation of records that was written last, and the one before it; 0 means
+    /// none. The last may be ahead of the clock, if the clock was set back.
     pub generations: [u64; 2],
 }
 
 impl View {
-    /// The generations whose records are still found; 0 instead of one that is not,
-    /// or was never written.
+    /// The generations whose records are still found; 0 replaces one that is not found.
     pub(crate) fn found_generations(&self) -> [u64; 2] {
         let oldest = (self.now / self.retention).saturating_sub(1);
         self.generations.map(|of| if of >= oldest { of } else { 0 })
     }
 
-    /// Whether no record was dropped yet because its time was over.
+    /// Whether no record was deleted yet because its retention was over.
     pub(crate) fn has_all_records(&self) -> bool {
         let first = self.birth / 1_000 / self.retention;
         let [last, before] = self.generations;
@@ -298,9 +298,9 @@ impl View {
     }
 }
 
-/// What a request hears of the sale beside its answer.
+/// What each answer says about the inventory: the part of a [`View`] that requests use.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Glance {
+pub(crate) struct Snapshot {
     pub(crate) now: u64,
     pub(crate) available: u64,
     pub(crate) reserved: u64,
@@ -309,10 +309,10 @@ pub(crate) struct Glance {
     pub(crate) changes: u64,
 }
 
-impl From<&View> for Glance {
+impl From<&View> for Snapshot {
     fn from(view: &View) -> Self {
         let View { now, available, reserved, next_expiry, opens_at, changes, .. } = *view;
-        Glance { now, available, reserved, next_expiry, opens_at, changes }
+        Snapshot { now, available, reserved, next_expiry, opens_at, changes }
     }
 }
 
@@ -326,7 +326,7 @@ pub struct Counts {
     pub supplied: u64,
 }
 
-/// A change of the sale as a whole.
+/// A change of the inventory as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named like what it does")]
 pub enum Change {
@@ -338,22 +338,22 @@ pub enum Change {
     Rebalance,
 }
 
-/// Where records are read on; start with the default.
+/// The position from which records are read next; start with the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor(pub String);
 
-/// Some of the records of a sale. One may come twice, the newer first.
+/// Some of the records of an inventory. One may come twice, the newer one first.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub struct Page {
-    /// `None`: it cannot be read.
+    /// The records by operation id; `None` if a record cannot be read.
     pub records: Vec<(Id, Option<Record>)>,
     pub buyers: Vec<(Id, u64)>,
-    /// Where to go on; `None` at the end.
+    /// The next position; `None` at the end.
     pub next: Option<Cursor>,
 }
 
-/// What a journal's entry is about.
+/// The effect that an entry of the journal describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -388,64 +388,73 @@ impl Effect {
     ];
 }
 
-/// An entry of a sale's journal.
+/// An entry of the journal: [`Inventory::journal`](crate::Inventory::journal).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Entry {
-    /// Rising by one from 1.
+    /// The number of the entry. It rises by one from 1.
     pub sequence: u64,
-    /// What happened.
+    /// The effect that happened.
     pub effect: Effect,
-    /// Under which id, if under any.
+    /// The operation id, if there is one.
     pub operation: Option<String>,
     /// The buyer; of a refund, the operation that it refunds.
     pub whose: Option<String>,
-    /// How many units; of a resize, how many segments.
+    /// The number of units; of a resize, the number of segments.
     pub quantity: u64,
-    /// The segments and how many units of each.
+    /// The segments that the units are from, with the number of units of each.
     pub parts: Vec<(u32, u64)>,
-    /// The epoch of the segments.
+    /// The epoch that the segment numbers belong to.
     pub epoch: u32,
-    /// When, in milliseconds of Unix time by the store's clock.
+    /// When it was written, in milliseconds of Unix time by the store's clock.
     pub at: u64,
 }
 
-/// What a store keeps when its server ends.
+/// What a store keeps if its server crashes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Durability {
-    /// Whether effects are written to disk as they happen; `None`: not known.
+    /// Whether effects are written to disk as they happen; `None` if that is not known.
     pub append_only: Option<bool>,
-    /// How: `always`, `everysec` or `no`.
+    /// When they are flushed to disk: `always`, `everysec` or `no`.
     pub fsync: Option<String>,
-    /// What happens when the memory is full, as the server calls it.
+    /// The server's name for what happens when its memory is full.
     pub eviction: Option<String>,
 }
 
-/// A store of stock. A call may fail as a whole: with
+/// A store of inventories. A call may fail as a whole: with
 /// [`Error::Unknown`](crate::Error::Unknown) if it may have been applied, with
 /// anything else if it was not.
 pub trait Store: Send + Sync + 'static {
-    /// Makes a sale. One with the same terms is found again; others are a conflict.
+    /// Makes an inventory, or opens one with the same terms. Other terms are a conflict.
     fn create<'a>(&'a self, key: &'a Key, terms: &'a Terms) -> Call<'a, View>;
-    /// Finds a sale by its name, for somebody who may do all that is said here.
+    /// Opens an inventory by its name, for a user who has the rights for all calls.
     fn open<'a>(&'a self, key: &'a Key) -> Call<'a, View>;
-    /// The sale as it is, after some expired reservations were given back.
-    fn view<'a>(&'a self, sale: &'a Sale) -> Call<'a, View>;
-    /// Forgets a sale and all that is kept of it; whether there was one.
-    fn remove<'a>(&'a self, sale: &'a Sale) -> Call<'a, bool>;
-    /// Applies a batch: an answer each, in order.
-    fn apply<'a>(&'a self, sale: &'a Sale, batch: &'a [Ask]) -> Call<'a, (View, Vec<Answer>)>;
-    /// Changes the sale as a whole.
-    fn change<'a>(&'a self, sale: &'a Sale, change: Change) -> Call<'a, View>;
-    /// The counts of every segment, and the sale at the same moment.
-    fn counts<'a>(&'a self, sale: &'a Sale) -> Call<'a, (View, Vec<Counts>)>;
-    /// How many segments each epoch had.
-    fn sizes<'a>(&'a self, sale: &'a Sale) -> Call<'a, Vec<u32>>;
-    /// Some of the records.
-    fn records<'a>(&'a self, sale: &'a Sale, from: Cursor) -> Call<'a, Page>;
-    /// Entries of the journal after this number, up to about `limit`.
-    fn journal<'a>(&'a self, sale: &'a Sale, after: u64, limit: usize) -> Call<'a, Vec<Entry>>;
-    /// What would survive.
+    /// Reads the inventory, after some expired reservations were given back.
+    fn view<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View>;
+    /// Deletes an inventory and everything that is kept of it. Answers whether it was there.
+    fn remove<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, bool>;
+    /// Applies a batch. Answers each request, in order.
+    fn apply<'a>(
+        &'a self,
+        inventory: &'a InventoryId,
+        batch: &'a [Request],
+    ) -> Call<'a, (View, Vec<Answer>)>;
+    /// Changes the inventory as a whole.
+    fn change<'a>(&'a self, inventory: &'a InventoryId, change: Change) -> Call<'a, View>;
+    /// Reads the counts of every segment, and the inventory at the same moment.
+    fn counts<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, (View, Vec<Counts>)>;
+    /// Reads how many segments each epoch had.
+    fn sizes<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, Vec<u32>>;
+    /// Reads some of the records.
+    fn records<'a>(&'a self, inventory: &'a InventoryId, from: Cursor) -> Call<'a, Page>;
+    /// Reads up to about `limit` entries of the journal after this number.
+    fn journal<'a>(
+        &'a self,
+        inventory: &'a InventoryId,
+        after: u64,
+        limit: usize,
+    ) -> Call<'a, Vec<Entry>>;
+    /// Reads what the server would keep after a crash.
     fn durability(&self) -> Call<'_, Durability>;
 }

@@ -1,5 +1,5 @@
-//! What stands in front of the store: a flag that says "sold out" without a round
-//! trip, and a limit of requests for the process.
+//! What is decided without the store: a cached "sold out" that needs no round trip, and
+//! the rate limit of this process.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use tokio::time::Instant;
 
 use super::outcome::SoldOut;
 use crate::error::{Error, Result};
-use crate::store::{Answer, Glance};
+use crate::store::{Answer, Snapshot};
 
-/// What is longer is as good as for ever, and no clock can count it.
+/// The longest time that "sold out" is cached: clocks cannot count for ever.
 const AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 #[derive(Default)]
-pub(crate) struct Front {
+pub(crate) struct Admission {
     raised: AtomicBool,
-    /// The latest change of the sale that an answer knew of: answers may overtake
-    /// each other, and an older "sold out" tells nothing. A server that lost data
-    /// counts from lower on; then every request asks until it has caught up.
+    /// The latest change that an answer has seen. Answers may overtake each other, and an
+    /// older "sold out" is ignored. A server that lost data counts from a lower number;
+    /// then every request is sent until the count has caught up.
     latest: AtomicU64,
     flag: Mutex<Option<Flag>>,
     limited: AtomicBool,
     limiter: Mutex<Option<Arc<DefaultDirectRateLimiter>>>,
 }
 
-/// The last "sold out".
+/// The last "sold out" answer.
 #[derive(Clone, Copy)]
 struct Flag {
     available: u64,
@@ -39,13 +39,13 @@ struct Flag {
     at: Instant,
 }
 
-impl Front {
+impl Admission {
     pub(crate) fn limit(&self, per_second: NonZeroU32) {
         *self.limiter.lock() = Some(Arc::new(RateLimiter::direct(Quota::per_second(per_second))));
         self.limited.store(true, Ordering::Release);
     }
 
-    /// Lets a request through, or says when it may come again.
+    /// Lets a request through, or says when to try again.
     pub(crate) fn admit(&self) -> Result<()> {
         if !self.limited.load(Ordering::Acquire) {
             return Ok(());
@@ -56,7 +56,7 @@ impl Front {
         })
     }
 
-    /// What a request for so many units would hear, if that is known.
+    /// The cached answer to a request for this quantity, if there is one.
     pub(crate) fn sold_out(&self, quantity: u64) -> Option<SoldOut> {
         if !self.raised.load(Ordering::Acquire) {
             return None;
@@ -73,28 +73,29 @@ impl Front {
         (quantity > available).then_some(said)
     }
 
-    /// Learns from an answer. The flag lasts for `age` at most, and not beyond
-    /// the next expiry.
-    pub(crate) fn learn(&self, glance: &Glance, answer: &Answer, age: Duration) {
-        if glance.changes > self.latest.load(Ordering::SeqCst) {
-            self.latest.fetch_max(glance.changes, Ordering::SeqCst);
+    /// Updates the cache from an answer. "Sold out" is cached for `age` at most, and only
+    /// until the next reservation expires.
+    pub(crate) fn update(&self, snapshot: &Snapshot, answer: &Answer, age: Duration) {
+        if snapshot.changes > self.latest.load(Ordering::SeqCst) {
+            self.latest.fetch_max(snapshot.changes, Ordering::SeqCst);
         }
         if *answer == Answer::SoldOut && !age.is_zero() {
-            let said = SoldOut::of(glance);
+            let said = SoldOut::of(snapshot);
             let now = Instant::now();
             let lasts = said.next_expiry.map_or(age, |left| left.min(age)).min(AT_MOST);
-            let available = glance.available;
+            let available = snapshot.available;
             let mut flag = self.flag.lock();
-            // First: who knows of a later change sees it raised, or is seen here.
+            // This comes first: a thread that knows of a later change either sees the flag
+            // raised, or its change is seen here.
             self.raised.store(true, Ordering::SeqCst);
-            if glance.changes >= self.latest.load(Ordering::SeqCst) {
+            if snapshot.changes >= self.latest.load(Ordering::SeqCst) {
                 *flag = Some(Flag { available, until: now + lasts, said, at: now });
             } else {
                 self.raised.store(flag.is_some(), Ordering::SeqCst);
             }
         } else if self.raised.load(Ordering::SeqCst) {
             let mut flag = self.flag.lock();
-            if flag.is_some_and(|flag| glance.available > flag.available) {
+            if flag.is_some_and(|flag| snapshot.available > flag.available) {
                 *flag = None;
                 self.raised.store(false, Ordering::Release);
             }
@@ -108,23 +109,23 @@ mod tests {
 
     const AGE: Duration = Duration::from_secs(60);
 
-    /// What an answer knew: after so many changes, so much is left.
-    fn glance(changes: u64, available: u64) -> Glance {
-        Glance { now: 1_000, available, reserved: 0, next_expiry: 0, opens_at: 0, changes }
+    /// What an answer says: after this number of changes, this many units are left.
+    fn snapshot(changes: u64, available: u64) -> Snapshot {
+        Snapshot { now: 1_000, available, reserved: 0, next_expiry: 0, opens_at: 0, changes }
     }
 
-    fn learned(answers: &[(Glance, Answer)]) -> Front {
-        let front = Front::default();
-        for (glance, answer) in answers {
-            front.learn(glance, answer, AGE);
+    fn learned(answers: &[(Snapshot, Answer)]) -> Admission {
+        let admission = Admission::default();
+        for (snapshot, answer) in answers {
+            admission.update(snapshot, answer, AGE);
         }
-        front
+        admission
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_older_sold_out_tells_nothing() {
-        let stock_is_back = (glance(8, 5), Answer::Absent);
-        let sold_out = (glance(7, 0), Answer::SoldOut);
+        let stock_is_back = (snapshot(8, 5), Answer::Absent);
+        let sold_out = (snapshot(7, 0), Answer::SoldOut);
         let in_order = learned(&[sold_out.clone(), stock_is_back.clone()]);
         assert!(in_order.sold_out(1).is_none(), "it falls when stock is seen");
         let crossed = learned(&[stock_is_back.clone(), sold_out.clone()]);
@@ -132,42 +133,42 @@ mod tests {
         // What came before both of them does not matter, and what comes after does.
         let crossed = learned(&[sold_out.clone(), stock_is_back.clone(), sold_out]);
         assert!(crossed.sold_out(1).is_none());
-        let again = learned(&[stock_is_back, (glance(9, 0), Answer::SoldOut)]);
+        let again = learned(&[stock_is_back, (snapshot(9, 0), Answer::SoldOut)]);
         assert!(again.sold_out(1).is_some());
         // Two that nothing lies between tell the same.
         let same =
-            learned(&[(glance(9, 0), Answer::LimitReached), (glance(9, 0), Answer::SoldOut)]);
+            learned(&[(snapshot(9, 0), Answer::LimitReached), (snapshot(9, 0), Answer::SoldOut)]);
         assert!(same.sold_out(1).is_some());
     }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_wants_less_than_there_is_still_asks() {
-        let front = learned(&[(glance(7, 3), Answer::SoldOut)]);
-        assert!(front.sold_out(3).is_none());
-        assert!(front.sold_out(4).is_some());
-        front.learn(&glance(8, 2), &Answer::Absent, AGE);
-        assert!(front.sold_out(4).is_some(), "less is no return of stock");
-        front.learn(&glance(9, 4), &Answer::Absent, AGE);
-        assert!(front.sold_out(4).is_none());
+        let admission = learned(&[(snapshot(7, 3), Answer::SoldOut)]);
+        assert!(admission.sold_out(3).is_none());
+        assert!(admission.sold_out(4).is_some());
+        admission.update(&snapshot(8, 2), &Answer::Absent, AGE);
+        assert!(admission.sold_out(4).is_some(), "less is no return of stock");
+        admission.update(&snapshot(9, 4), &Answer::Absent, AGE);
+        assert!(admission.sold_out(4).is_none());
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_lasts_for_its_age_and_no_longer_than_the_next_reservation() {
-        let front = learned(&[(glance(7, 0), Answer::SoldOut)]);
+        let admission = learned(&[(snapshot(7, 0), Answer::SoldOut)]);
         tokio::time::advance(AGE - Duration::from_millis(1)).await;
-        assert!(front.sold_out(1).is_some());
+        assert!(admission.sold_out(1).is_some());
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(front.sold_out(1).is_none());
+        assert!(admission.sold_out(1).is_none());
 
-        let reserved = Glance { reserved: 2, next_expiry: 3_000, ..glance(8, 0) };
-        front.learn(&reserved, &Answer::SoldOut, AGE);
+        let reserved = Snapshot { reserved: 2, next_expiry: 3_000, ..snapshot(8, 0) };
+        admission.update(&reserved, &Answer::SoldOut, AGE);
         tokio::time::advance(Duration::from_millis(1_500)).await;
-        let said = front.sold_out(1).expect("reserved for now");
+        let said = admission.sold_out(1).expect("reserved for now");
         assert_eq!((said.reserved, said.next_expiry), (2, Some(Duration::from_millis(500))));
         tokio::time::advance(Duration::from_millis(500)).await;
-        assert!(front.sold_out(1).is_none());
+        assert!(admission.sold_out(1).is_none());
 
-        front.learn(&glance(9, 0), &Answer::SoldOut, Duration::ZERO);
-        assert!(front.sold_out(1).is_none(), "an age of zero: always asks");
+        admission.update(&snapshot(9, 0), &Answer::SoldOut, Duration::ZERO);
+        assert!(admission.sold_out(1).is_none(), "an age of zero: always requests");
     }
 }

@@ -1,17 +1,17 @@
-//! The segmented lock: a lock for each segment of something hot, whose data the
-//! user keeps.
+//! The segmented lock: a lock for each segment of a hot resource, whose data the user
+//! keeps.
 //!
-//! A pass over the segments ([`Segments`]) starts at one drawn by weight and
-//! offers each segment at most once:
-//! 1. segments that are not known to be dry, those that are free first; when all
-//!    that are left are busy, it waits for any of them;
-//! 2. then, in the same way, those that were found dry a moment ago.
+//! A pass over the segments ([`Segments`]) starts at a random one, by weight, and offers
+//! each segment at most once:
+//! 1. first the segments that are not known to be dry: a free one if there is one; if all
+//!    of them are busy, the first that becomes free;
+//! 2. then, in the same way, the segments that were dry a moment ago.
 //!
-//! Waiting starts with two segments and takes in twice as many at each
-//! [`WIDEN`]: many tasks that wait for short work stay cheap, and a task is not
-//! stuck behind two holders that take long. Which segments are dry is known to
-//! all locks of the same key and client.
+//! A task waits for two segments at first, and for twice as many after each [`WIDEN`]. So
+//! many tasks that wait for short work stay cheap, and no task is stuck behind two slow
+//! holders. All locks of the same key and client know which segments are dry.
 
+mod dry_segments;
 mod layout;
 
 use std::fmt;
@@ -24,25 +24,25 @@ use futures_util::stream::FuturesUnordered;
 use rand::RngExt as _;
 use tokio::time::Instant;
 
+use self::dry_segments::DrySegments;
 pub use self::layout::Segment;
-use self::layout::{Layout, Place};
-use crate::dry::DryMemory;
+use self::layout::{Layout, SegmentSpec};
 use crate::observe;
 
-/// The most segments of a lock or a sale.
+/// The largest number of segments of a lock or an inventory.
 pub const MAX_SEGMENTS: u32 = 4096;
 
-/// How many segments a task waits for at first, and how long until it waits for
-/// more.
+/// How many segments a task waits for at first.
 const FIRST_WAITED_FOR: usize = 2;
+/// How long a task waits before it waits for twice as many segments.
 const WIDEN: Duration = Duration::from_millis(250);
-/// For how long it is remembered that a segment was dry, unless set otherwise.
+/// How long a dry segment is remembered by default.
 const DRY_FOR: Duration = Duration::from_secs(1);
-/// What is longer is as good as for ever, and no clock can count it.
+/// The longest time that a dry segment is remembered: clocks cannot count for ever.
 const DRY_FOR_AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// A lock over something that is split in segments, such as the columns
-/// `stock_01` to `stock_20` of a row.
+/// A lock over a resource that is split into segments, such as the columns `stock_01`
+/// to `stock_20` of a row.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -73,9 +73,9 @@ pub struct SegmentedLock {
 
 #[derive(Clone)]
 struct Options {
-    ttl: Option<Duration>,
-    wait: Option<Option<Duration>>,
-    policy: Option<String>,
+    /// The settings in the order in which they were given: a policy overrides those
+    /// before it.
+    settings: Vec<Setting>,
     max_hold: Option<Duration>,
     name: Option<&'static str>,
     tags: Vec<(String, String)>,
@@ -83,36 +83,47 @@ struct Options {
     preferred: Option<String>,
 }
 
-/// What came of the work on one segment; from `#[segmented_lock]`, on all of them.
+#[derive(Clone)]
+enum Setting {
+    Ttl(Duration),
+    /// `None`: without limit.
+    Wait(Option<Duration>),
+    Policy(Box<str>),
+}
+
+/// The outcome of the work on one segment. From a function under `#[segmented_lock]` it
+/// is the outcome on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "it may be dry"]
-pub enum Take<T> {
-    /// It is done; no other segment is tried.
+#[must_use = "the segment may be dry"]
+pub enum SegmentOutcome<T> {
+    /// The work is done; no other segment is tried.
     Done(T),
-    /// This segment had nothing; the next one is tried.
+    /// This segment had nothing left; the next one is tried.
     Dry,
 }
 
-impl<T> Take<T> {
-    /// The value, if it is done: `take(sku).await?.done().ok_or(SoldOut)`.
+impl<T> SegmentOutcome<T> {
+    /// The value, if the work is done: `buy(sku).await?.done().ok_or(SoldOut)`.
     pub fn done(self) -> Option<T> {
         match self {
-            Take::Done(value) => Some(value),
-            Take::Dry => None,
+            SegmentOutcome::Done(value) => Some(value),
+            SegmentOutcome::Dry => None,
         }
     }
 }
 
 impl SegmentedLock {
-    /// A lock of so many equal segments. What is wrong with the key or the number
-    /// is told when a segment is picked.
+    /// A lock with this number of equal segments. An invalid key or number is reported by
+    /// [`Segments::next`].
     pub fn new(dlock: &Dlock, key: impl IntoKey, segments: u32) -> Self {
-        let places =
-            (0..segments.min(MAX_SEGMENTS + 1)).map(|_| Place { name: None, weight: 1 }).collect();
-        Self::with_places(dlock, key, places)
+        let specs = (0..segments.min(MAX_SEGMENTS + 1))
+            .map(|_| SegmentSpec { name: None, weight: 1 })
+            .collect();
+        Self::with_specs(dlock, key, specs)
     }
 
-    /// A lock of segments with names and weights: how often each comes first.
+    /// A lock whose segments have names, and weights that say how often each one comes
+    /// first.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -130,17 +141,16 @@ impl SegmentedLock {
         segments: impl IntoIterator<Item = (N, u32)>,
     ) -> Self {
         let most = MAX_SEGMENTS as usize + 1;
-        let place = |(name, weight): (N, u32)| Place { name: Some(name.into().into()), weight };
-        let places = segments.into_iter().take(most).map(place).collect();
-        Self::with_places(dlock, key, places)
+        let spec =
+            |(name, weight): (N, u32)| SegmentSpec { name: Some(name.into().into()), weight };
+        let specs = segments.into_iter().take(most).map(spec).collect();
+        Self::with_specs(dlock, key, specs)
     }
 
-    fn with_places(dlock: &Dlock, key: impl IntoKey, places: Vec<Place>) -> Self {
-        let layout = key.into_key().and_then(|key| Layout::new(key, places)).map(Arc::new);
+    fn with_specs(dlock: &Dlock, key: impl IntoKey, specs: Vec<SegmentSpec>) -> Self {
+        let layout = key.into_key().and_then(|key| Layout::new(key, specs)).map(Arc::new);
         let options = Options {
-            ttl: None,
-            wait: None,
-            policy: None,
+            settings: Vec::new(),
             max_hold: None,
             name: None,
             tags: Vec::new(),
@@ -150,66 +160,68 @@ impl SegmentedLock {
         SegmentedLock { dlock: dlock.clone(), layout, options }
     }
 
-    /// How long a segment's lock outlives its process.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = Some(ttl);
+    /// How long the lock of a segment outlives its process.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.set(Setting::Ttl(ttl))
+    }
+
+    /// How long [`Segments::next`] waits if every remaining segment is busy. With zero
+    /// it does not wait.
+    pub fn wait(self, wait: Duration) -> Self {
+        self.set(Setting::Wait(Some(wait)))
+    }
+
+    /// [`Segments::next`] waits for a busy segment without limit.
+    pub fn wait_unlimited(self) -> Self {
+        self.set(Setting::Wait(None))
+    }
+
+    fn set(mut self, setting: Setting) -> Self {
+        self.options.settings.push(setting);
         self
     }
 
-    /// How long [`Segments::next`] waits when every segment left is busy. Zero:
-    /// not at all.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.options.wait = Some(Some(wait));
-        self
-    }
-
-    /// Waits for a busy segment for as long as it takes.
-    pub fn wait_unlimited(mut self) -> Self {
-        self.options.wait = Some(None);
-        self
-    }
-
-    /// A guard is lost after this time, however long its work takes.
+    /// The guard of a segment is lost after this time, however long its work takes.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.options.max_hold = Some(max_hold);
         self
     }
 
     /// Takes ttl and wait from the client's configuration, as far as that has a
-    /// policy of this name; they override those given here.
-    pub fn policy(mut self, name: impl Into<String>) -> Self {
-        self.options.policy = Some(name.into());
-        self
+    /// policy of this name: `policy.payments.ttl`, `policy.payments.wait`. As for
+    /// [`Lock`](dlock::Lock), it overrides what was said before it, and not what is said
+    /// after it.
+    pub fn policy(self, name: impl Into<String>) -> Self {
+        self.set(Setting::Policy(name.into().into()))
     }
 
-    /// The name under which logs, errors and metrics show the locks, instead of
-    /// the key's template.
+    /// The name under which logs, errors and metrics show the lock, instead of the
+    /// template of the key.
     pub fn name(mut self, name: &'static str) -> Self {
         self.options.name = Some(name);
         self
     }
 
-    /// Something for operators to see beside the holder. Not for secrets.
+    /// Adds a tag that operators see with the holder. Do not put secrets in it.
     pub fn tag(mut self, name: impl Into<String>, value: impl ToString) -> Self {
         self.options.tags.push((name.into(), value.to_string()));
         self
     }
 
-    /// For how long a dry segment is tried last. Zero: it is not remembered.
+    /// Sets for how long a dry segment is tried last. With zero it is not remembered.
     pub fn dry_for(mut self, duration: Duration) -> Self {
         self.options.dry_for = duration;
         self
     }
 
-    /// The segment of this name, or number, comes first, unless it is known to be
-    /// dry or is busy while another is free. One that is not there is no
-    /// preference.
+    /// Tries the segment of this name or number first, unless it is known to be dry, or is
+    /// busy while another one is free. A segment that does not exist is ignored.
     pub fn prefer(mut self, segment: impl ToString) -> Self {
         self.options.preferred = Some(segment.to_string());
         self
     }
 
-    /// A pass over the segments. Nothing is locked before [`Segments::next`].
+    /// Starts a pass over the segments. [`Segments::next`] locks the first one.
     pub fn pick(&self) -> Segments {
         let mut pass = Segments {
             lock: self.clone(),
@@ -219,7 +231,7 @@ impl SegmentedLock {
             current: None,
         };
         if let Ok(layout) = &self.layout {
-            pass.dry = self.dlock.extension::<DryMemory>();
+            pass.dry = self.dlock.extension::<DrySegments>();
             let dry = pass.dry.of(&layout.key, Instant::now());
             let order = layout.order(self.options.preferred.as_deref());
             (pass.stale, pass.fresh) =
@@ -228,23 +240,23 @@ impl SegmentedLock {
         pass
     }
 
-    /// Runs the body under the lock of a segment, and on the next one for as long
-    /// as it says [`Take::Dry`]. `None`: every segment was dry.
+    /// Runs the body under the lock of a segment, and again on the next segment while it
+    /// returns [`SegmentOutcome::Dry`]. Returns `None` if every segment was dry.
     ///
-    /// The body stops at its next await if the lock is lost; inside it, asking for
-    /// the same key again goes through.
+    /// If the lock is lost, the body stops at its next await. Inside the body the same key
+    /// can be locked again.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// use dlock_segment::{SegmentedLock, Take};
+    /// use dlock_segment::{SegmentedLock, SegmentOutcome};
     ///
     /// let stock = SegmentedLock::new(&dlock, "stock:7", 4);
     /// let taken = tokio::spawn(async move {
     ///     stock
-    ///         .take(|segment, _guard| async move {
+    ///         .run(|segment, _guard| async move {
     ///             let has_stock = segment.index() == 2;
-    ///             Ok::<_, dlock::Error>(if has_stock { Take::Done("a phone") } else { Take::Dry })
+    ///             Ok::<_, dlock::Error>(if has_stock { SegmentOutcome::Done("a phone") } else { SegmentOutcome::Dry })
     ///         })
     ///         .await
     /// });
@@ -253,23 +265,23 @@ impl SegmentedLock {
     /// ```
     ///
     /// # Errors
-    /// What the body returns, and as [`Segments::next`]; `Lost` if the lock was
-    /// lost under the body.
+    /// The error of the body, or that of [`Segments::next`]. `Lost` if the lock was lost
+    /// while the body ran.
     ///
     /// # Cancel safety
-    /// Dropping it drops the body at its await and releases the lock.
-    pub async fn take<T, E, F, B>(&self, mut body: F) -> Result<Option<T>, E>
+    /// If it is dropped, the body is dropped at its await and the lock is released.
+    pub async fn run<T, E, F, B>(&self, mut body: F) -> Result<Option<T>, E>
     where
         F: FnMut(Segment, Arc<Guard>) -> B,
-        B: Future<Output = Result<Take<T>, E>>,
+        B: Future<Output = Result<SegmentOutcome<T>, E>>,
         E: From<Error>,
     {
         let mut segments = self.pick();
         while let Some((segment, guard)) = segments.next().await? {
             let guard = Arc::new(guard);
             match guard.run(body(segment, guard.clone())).await?? {
-                Take::Done(value) => return Ok(Some(value)),
-                Take::Dry => segments.dry(),
+                SegmentOutcome::Done(value) => return Ok(Some(value)),
+                SegmentOutcome::Dry => segments.dry(),
             }
         }
         Ok(None)
@@ -287,29 +299,42 @@ impl fmt::Debug for SegmentedLock {
     }
 }
 
-/// A pass over the segments of a [`SegmentedLock`]: each at most once.
+/// A pass over the segments of a [`SegmentedLock`]. It offers each segment at most once.
 pub struct Segments {
     lock: SegmentedLock,
-    dry: Arc<DryMemory>,
-    /// Still to be offered, in this order: first these, then the stale ones.
+    dry: Arc<DrySegments>,
+    /// The segments still to be offered: these in this order, then the stale ones.
     fresh: Vec<usize>,
-    /// Found dry a moment ago.
+    /// The segments that were dry a moment ago.
     stale: Vec<usize>,
     current: Option<usize>,
 }
 
 impl Segments {
-    /// Locks the next segment: a free one if there is one, else the first that
-    /// becomes free. `None`: each was offered.
+    /// Locks the next segment: a free one if there is one, else the first that becomes
+    /// free. Returns `None` if every segment was offered.
     ///
-    /// Let go of the guard before, or it is held on beside the next one.
+    /// Drop the guard of the last segment first, else both stay locked.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::SegmentedLock;
+    ///
+    /// let mut segments = SegmentedLock::new(&dlock, "stock:7", 2).pick();
+    /// while let Some((segment, guard)) = segments.next().await? {
+    ///     println!("segment {} under token {}", segment.index(), guard.token());
+    ///     segments.dry();
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// `TimedOut` if every segment left stayed busy for the wait; else as
+    /// `TimedOut` if every remaining segment stayed busy for the whole wait; else as
     /// [`Lock::lock`](dlock::Lock::lock).
     ///
     /// # Cancel safety
-    /// Dropping it leaves neither a lock nor a place in a queue, and the pass as
+    /// If it is dropped, it leaves no lock and no place in a queue, and the pass stays as
     /// it was.
     pub async fn next(&mut self) -> Result<Option<(Segment, Guard)>> {
         let layout = self.lock.layout.clone()?;
@@ -326,7 +351,7 @@ impl Segments {
         }))
     }
 
-    /// One of these, the first that is free.
+    /// Locks the first of these that is free.
     async fn of(
         lock: &SegmentedLock,
         layout: &Layout,
@@ -343,7 +368,7 @@ impl Segments {
         lock.first_free(layout, indices).await.map(Some)
     }
 
-    /// The segment offered last had nothing: it is tried last for a while.
+    /// Remembers for a while that the last offered segment was dry, so it is tried last.
     pub fn dry(&mut self) {
         if let (Some(index), Ok(layout)) = (self.current.take(), &self.lock.layout) {
             let until = Instant::now() + self.lock.options.dry_for.min(DRY_FOR_AT_MOST);
@@ -363,18 +388,15 @@ impl fmt::Debug for Segments {
 
 impl SegmentedLock {
     fn mutex(&self, layout: &Layout, index: usize) -> Mutex {
-        let Options { ttl, wait, policy, max_hold, name, tags, .. } = &self.options;
+        let Options { settings, max_hold, name, tags, .. } = &self.options;
         let mut mutex = self.dlock.mutex(&layout.locks[index]);
-        if let Some(ttl) = ttl {
-            mutex = mutex.ttl(*ttl);
-        }
-        mutex = match wait {
-            Some(Some(wait)) => mutex.wait(*wait),
-            Some(None) => mutex.wait_unlimited(),
-            None => mutex,
-        };
-        if let Some(policy) = policy {
-            mutex = mutex.policy(policy);
+        for setting in settings {
+            mutex = match setting {
+                Setting::Ttl(ttl) => mutex.ttl(*ttl),
+                Setting::Wait(Some(wait)) => mutex.wait(*wait),
+                Setting::Wait(None) => mutex.wait_unlimited(),
+                Setting::Policy(name) => mutex.policy(name),
+            };
         }
         if let Some(max_hold) = max_hold {
             mutex = mutex.max_hold(*max_hold);
@@ -406,7 +428,7 @@ impl SegmentedLock {
             };
             tokio::select! {
                 biased;
-                // One that timed out or failed: so would the others.
+                // If one timed out or failed, so would the others.
                 Some(locked) = waits.next() => return locked,
                 () = widen => more = waits.len(),
             }

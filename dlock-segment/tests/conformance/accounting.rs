@@ -1,4 +1,4 @@
-//! Refunds, supply, segments, audit and journal.
+//! Accounting: refunds, restocks, segments, audit and journal.
 
 use std::time::{Duration, Instant};
 
@@ -107,7 +107,7 @@ async fn audit_sums_up(place: Place) {
     assert_eq!(sums, (5, 4));
 }
 
-/// Records come and go while it counts.
+/// Records are written and deleted while the audit counts.
 async fn an_audit_is_clean_at_any_age(place: Place) {
     let retention = Duration::from_millis(40);
     let sale = Inventory::builder(&place.dlock, "sale").stock(1_000_000).segments(4);

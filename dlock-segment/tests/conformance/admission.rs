@@ -1,4 +1,4 @@
-//! What stands in front of the store.
+//! Answers without the store: the cached "sold out" and the rate limit.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn the_sold_out_flag_falls(place: Place) {
     .await;
 }
 
-/// Seen by this process, a return of units ends it at once.
+/// When this process sees that units are available again, the cached answer ends at once.
 async fn the_flag_falls_however_units_return(place: Place) {
     let sale = place.sale(3, 2).await.sold_out_for(Duration::from_secs(3_600));
     taken(sale.deduct(2).operation("bought").send().await.unwrap());
@@ -68,7 +68,7 @@ async fn the_flag_falls_however_units_return(place: Place) {
 }
 
 async fn throttled(place: Place) {
-    let sale = place.sale(1_000, 1).await.admit_per_process(1).unwrap();
+    let sale = place.sale(1_000, 1).await.rate_limit_per_process(1).unwrap();
     let mut refused = 0;
     for _ in 0..20 {
         match sale.deduct(1).send().await {

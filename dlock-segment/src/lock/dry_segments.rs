@@ -1,16 +1,16 @@
-//! Which segments were found dry, for all segmented locks of a client.
+//! Which segments were dry a moment ago, for all segmented locks of a client.
 
 use dlock::Key;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Keys remembered before those whose memory has ended are looked for.
-const SWEEP_FROM: usize = 64;
+/// With fewer keys than this, expired ones are not searched for.
+const MIN_SWEEP_KEYS: usize = 64;
 
-/// By key, the dry segments and until when each is remembered.
+/// The dry segments of each key, and until when each is remembered.
 #[derive(Default)]
-pub(crate) struct DryMemory(Mutex<Known>);
+pub(crate) struct DrySegments(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
@@ -19,7 +19,7 @@ struct Known {
     sweep_at: usize,
 }
 
-impl DryMemory {
+impl DrySegments {
     /// The segments known to be dry now, in order.
     pub(crate) fn of(&self, key: &Key, now: Instant) -> Vec<usize> {
         let mut known = self.0.lock();
@@ -35,7 +35,7 @@ impl DryMemory {
 
     pub(crate) fn remember(&self, key: &Key, index: usize, until: Instant) {
         let mut known = self.0.lock();
-        if known.keys.len() >= known.sweep_at.max(SWEEP_FROM) {
+        if known.keys.len() >= known.sweep_at.max(MIN_SWEEP_KEYS) {
             let now = Instant::now();
             known.keys.retain(|_, dry| dry.iter().any(|(_, until)| *until > now));
             known.sweep_at = known.keys.len() * 2;
@@ -53,7 +53,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_over_is_forgotten() {
-        let memory = DryMemory::default();
+        let memory = DrySegments::default();
         for number in 0..10_000 {
             let key = Key::new(format!("k{number}")).unwrap();
             memory.remember(&key, 3, Instant::now() + Duration::from_millis(10));

@@ -1,12 +1,13 @@
-//! Ten thousand sales open in one process is normal: what an idle one holds here.
+//! Ten thousand open inventories in one process are normal: what an idle one holds.
 
 use dlock::Dlock;
 use dlock_testkit::redis::RedisServer;
 
 use super::backing::Backing;
-use super::{InUse, Inventory, Shared};
+use super::{Inventory, OpenInventories, Shared};
 
-/// Bytes of an open sale in this process, its name and its place in a table aside.
+/// The largest size of an open inventory in this process, in bytes, without its name and
+/// its table entry.
 const AT_MOST: usize = 1_024;
 
 async fn client() -> Option<(RedisServer, Dlock)> {
@@ -21,7 +22,7 @@ async fn sale(dlock: &Dlock, number: usize) -> Inventory {
 }
 
 fn listed(dlock: &Dlock) -> usize {
-    dlock.extension::<InUse>().0.lock().len()
+    dlock.extension::<OpenInventories>().0.lock().len()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,7 +76,7 @@ async fn the_last_handle_takes_the_sale_from_the_list() {
     assert_eq!(listed(&dlock), 1, "one is still in use");
     drop(again);
     assert_eq!(listed(&dlock), 0);
-    let room = dlock.extension::<InUse>().0.lock().capacity();
+    let room = dlock.extension::<OpenInventories>().0.lock().capacity();
     assert!(room < 50, "room for {room} is kept for nobody");
 
     // Made again while the last handle goes: the new one stays listed.

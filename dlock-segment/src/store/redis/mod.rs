@@ -1,7 +1,7 @@
-//! Stock in Redis, on the connection of the client's locks. Every call is one
-//! script; see `lua/head.lua` for what is stored.
+//! Inventories in Redis, on the connection of the client's locks. Every change is one
+//! script; `lua/head.lua` says what is stored.
 
-pub(crate) mod words;
+pub(crate) mod codec;
 
 use std::sync::OnceLock;
 
@@ -11,18 +11,19 @@ use dlock::extension::ClientExtension;
 use rand::RngExt as _;
 use redis::Value;
 
-use self::words::Batch;
+use self::codec::Batch;
 use super::memory::other_terms;
 use super::{
-    Answer, Ask, Call, Change, Counts, Cursor, Durability, Entry, Page, Sale, Store, Terms, View,
+    Answer, Call, Change, Counts, Cursor, Durability, Entry, InventoryId, Page, Request, Store,
+    Terms, View,
 };
 use crate::error::{Error, Result};
 
 macro_rules! script {
     ($($file:literal),*) => {
         concat!(
-            include_str!("redis/lua/head.lua"),
-            $(include_str!(concat!("redis/lua/", $file, ".lua"))),*
+            include_str!("lua/head.lua"),
+            $(include_str!(concat!("lua/", $file, ".lua"))),*
         )
     };
 }
@@ -48,31 +49,31 @@ fn scripts() -> &'static Scripts {
     })
 }
 
-/// Fields and values of a hash, which need not be text.
+/// Fields and values of a hash, which need not be UTF-8.
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// The sales in the Redis of a client. Its calls are to be polled on the
-/// client's driver.
+/// The inventories in the Redis of a client. Its calls must be polled on the driver of
+/// the client.
 #[derive(Clone, Debug)]
 pub struct Redis {
-    beside: ClientExtension,
+    client: ClientExtension,
 }
 
 impl Redis {
-    /// The sales beside the locks of this client; `None` if its backend is not Redis.
-    pub fn new(beside: ClientExtension) -> Option<Self> {
+    /// The inventories in the lock store of this client; `None` if that is not Redis.
+    pub fn new(client: ClientExtension) -> Option<Self> {
         let probe = Key::new("probe").ok()?;
-        beside.redis_name(&probe).is_ok().then_some(Redis { beside })
+        client.redis_name(&probe).is_ok().then_some(Redis { client })
     }
 
     async fn run(&self, script: &'static Script, key: &Key, arguments: &[&[u8]]) -> Result<Value> {
-        let name = self.beside.redis_name(key)?;
-        self.beside.script(script, &[&name], arguments).await.map_err(|error| error.on(key).into())
+        let name = self.client.redis_name(key)?;
+        self.client.script(script, &[&name], arguments).await.map_err(|error| error.on(key).into())
     }
 
-    /// The same for a call that only looks, so that silence is no `Unknown`.
+    /// Makes a call that only reads, so that a missing answer is not `Unknown`.
     async fn command(&self, key: Option<&Key>, command: &[&[u8]]) -> Result<Value> {
-        self.beside.command(command).await.map_err(|error| {
+        self.client.command(command).await.map_err(|error| {
             Error::Store(match key {
                 Some(key) => error.on(key),
                 None => error,
@@ -80,20 +81,20 @@ impl Redis {
         })
     }
 
-    /// Applies a batch from this segment on.
+    /// Applies a batch, beginning with this segment.
     pub(crate) async fn apply_from(
         &self,
-        sale: &Sale,
+        inventory: &InventoryId,
         start: u32,
-        batch: &[Ask],
+        batch: &[Request],
     ) -> Result<(View, Vec<Answer>)> {
         let batch = Batch::new(batch);
-        let (birth, start) = (sale.birth.to_string(), start.to_string());
+        let (birth, start) = (inventory.birth.to_string(), start.to_string());
         let packed = batch.packed();
         let arguments = [birth.as_bytes(), start.as_bytes(), packed.as_slice()];
-        let reply = self.run(&scripts().apply, &sale.key, &arguments).await?;
-        if words::text(&reply) == Some("N") {
-            return Err(no_sale(&sale.key));
+        let reply = self.run(&scripts().apply, &inventory.key, &arguments).await?;
+        if codec::text(&reply) == Some("N") {
+            return Err(not_found(&inventory.key));
         }
         batch.answers(&reply).ok_or_else(unreadable)
     }
@@ -105,17 +106,17 @@ impl Redis {
         arguments: &[&[u8]],
     ) -> Result<View> {
         let reply = self.run(script, key, arguments).await?;
-        match words::text(&reply) {
-            Some("N") => Err(no_sale(key)),
+        match codec::text(&reply) {
+            Some("N") => Err(not_found(key)),
             Some("C") => Err(other_terms(key)),
-            _ => words::view(&reply).ok_or_else(unreadable),
+            _ => codec::view(&reply).ok_or_else(unreadable),
         }
     }
 
-    async fn page(&self, sale: &Sale, from: Cursor) -> Result<Page> {
-        let name = self.beside.redis_name(&sale.key)?;
-        let view = self.view(sale).await?;
-        // Newer ones first: holds, then by generation, then the buyers.
+    async fn page(&self, inventory: &InventoryId, from: Cursor) -> Result<Page> {
+        let name = self.client.redis_name(&inventory.key)?;
+        let view = self.view(inventory).await?;
+        // Newer records come first: holds, then by generation; then the buyers.
         let [last, before] = view.found_generations();
         let hashes = [
             format!("{name}h"),
@@ -130,7 +131,7 @@ impl Redis {
         let cursor = cursor.to_string();
         let command: [&[u8]; 5] =
             [b"HSCAN", hash_name.as_bytes(), cursor.as_bytes(), b"COUNT", b"1000"];
-        let reply = self.command(Some(&sale.key), &command).await?;
+        let reply = self.command(Some(&inventory.key), &command).await?;
         let (next, pairs): (u64, Pairs) =
             redis::from_redis_value(reply).map_err(|_| unreadable())?;
         let mut page = Page::default();
@@ -140,7 +141,7 @@ impl Redis {
             if hash == hashes.len() - 1 {
                 page.buyers.push((id, value.and_then(|value| value.parse().ok()).unwrap_or(0)));
             } else {
-                page.records.push((id, value.and_then(words::record)));
+                page.records.push((id, value.and_then(codec::record)));
             }
         }
         page.next = match (next, hash + 1 < hashes.len()) {
@@ -151,14 +152,19 @@ impl Redis {
         Ok(page)
     }
 
-    async fn entries(&self, sale: &Sale, after: u64, limit: usize) -> Result<Vec<Entry>> {
-        self.view(sale).await?; // one of the same name may have taken its place
-        let name = format!("{}j", self.beside.redis_name(&sale.key)?);
-        // Each is a batch, mostly of many.
+    async fn entries(
+        &self,
+        inventory: &InventoryId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<Entry>> {
+        self.view(inventory).await?; // another inventory of this name may exist now
+        let name = format!("{}j", self.client.redis_name(&inventory.key)?);
+        // Each entry of the stream is a batch, mostly of many lines.
         let (from, limit) = (format!("({after}-0"), limit.div_ceil(10).to_string());
         let command: [&[u8]; 6] =
             [b"XRANGE", name.as_bytes(), from.as_bytes(), b"+", b"COUNT", limit.as_bytes()];
-        let reply = self.command(Some(&sale.key), &command).await?;
+        let reply = self.command(Some(&inventory.key), &command).await?;
         let batches: Vec<(String, Vec<(String, String)>)> =
             redis::from_redis_value(reply).map_err(|_| unreadable())?;
         let mut entries = Vec::new();
@@ -169,23 +175,26 @@ impl Redis {
             let first = (last + 1).saturating_sub(lines.lines().count() as u64);
             for (line, sequence) in lines.lines().zip(first..) {
                 if sequence > after {
-                    entries.push(words::entry(sequence, line).ok_or_else(unreadable)?);
+                    entries.push(codec::entry(sequence, line).ok_or_else(unreadable)?);
                 }
             }
         }
         Ok(entries)
     }
 
-    pub(super) async fn counts_as_they_are(&self, sale: &Sale) -> Result<(View, Vec<Counts>)> {
-        let birth = sale.birth.to_string();
-        let reply = self.run(&scripts().look, &sale.key, &[birth.as_bytes()]).await?;
+    pub(super) async fn counts_without_reclaim(
+        &self,
+        inventory: &InventoryId,
+    ) -> Result<(View, Vec<Counts>)> {
+        let birth = inventory.birth.to_string();
+        let reply = self.run(&scripts().look, &inventory.key, &[birth.as_bytes()]).await?;
         match &reply {
-            Value::Array(parts) => words::counts(parts).ok_or_else(unreadable),
-            _ => Err(no_sale(&sale.key)),
+            Value::Array(parts) => codec::counts(parts).ok_or_else(unreadable),
+            _ => Err(not_found(&inventory.key)),
         }
     }
 
-    /// A setting of the server; `None` if it may not be asked for.
+    /// A setting of the server; `None` if the user may not read it.
     async fn setting(&self, name: &str) -> Result<Option<String>> {
         let reply = match self.command(None, &[b"CONFIG", b"GET", name.as_bytes()]).await {
             Ok(reply) => reply,
@@ -199,9 +208,9 @@ impl Redis {
     }
 }
 
-fn no_sale(key: &Key) -> Error {
+fn not_found(key: &Key) -> Error {
     Error::NotFound(format!(
-        "there is no sale `{}`, or it was removed; make it with create()",
+        "there is no inventory `{}`, or it was removed; make it with create()",
         key.label()
     ))
 }
@@ -213,9 +222,9 @@ fn unreadable() -> Error {
 impl Store for Redis {
     fn create<'a>(&'a self, key: &'a Key, terms: &'a Terms) -> Call<'a, View> {
         Box::pin(async move {
-            let whole = terms.text();
-            let mut arguments = vec![whole.as_bytes()];
-            arguments.extend(whole.split(' ').map(str::as_bytes));
+            let comparable = terms.to_comparable();
+            let mut arguments = vec![comparable.as_bytes()];
+            arguments.extend(comparable.split(' ').map(str::as_bytes));
             self.viewed(&scripts().create, key, &arguments).await
         })
     }
@@ -224,24 +233,28 @@ impl Store for Redis {
         Box::pin(self.viewed(&scripts().open, key, &[]))
     }
 
-    fn view<'a>(&'a self, sale: &'a Sale) -> Call<'a, View> {
-        Box::pin(async move { self.apply_from(sale, 0, &[]).await.map(|(view, _)| view) })
+    fn view<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View> {
+        Box::pin(async move { self.apply_from(inventory, 0, &[]).await.map(|(view, _)| view) })
     }
 
-    fn remove<'a>(&'a self, sale: &'a Sale) -> Call<'a, bool> {
+    fn remove<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, bool> {
         Box::pin(async move {
-            let birth = sale.birth.to_string();
-            let reply = self.run(&scripts().remove, &sale.key, &[birth.as_bytes()]).await?;
+            let birth = inventory.birth.to_string();
+            let reply = self.run(&scripts().remove, &inventory.key, &[birth.as_bytes()]).await?;
             Ok(reply == Value::Int(1))
         })
     }
 
-    fn apply<'a>(&'a self, sale: &'a Sale, batch: &'a [Ask]) -> Call<'a, (View, Vec<Answer>)> {
+    fn apply<'a>(
+        &'a self,
+        inventory: &'a InventoryId,
+        batch: &'a [Request],
+    ) -> Call<'a, (View, Vec<Answer>)> {
         let start = rand::rng().random_range(0..crate::MAX_SEGMENTS);
-        Box::pin(self.apply_from(sale, start, batch))
+        Box::pin(self.apply_from(inventory, start, batch))
     }
 
-    fn change<'a>(&'a self, sale: &'a Sale, change: Change) -> Call<'a, View> {
+    fn change<'a>(&'a self, inventory: &'a InventoryId, change: Change) -> Call<'a, View> {
         Box::pin(async move {
             let (what, one, two) = match change {
                 Change::Window { opens_at, closes_at } => ("w", opens_at, closes_at),
@@ -251,34 +264,39 @@ impl Store for Redis {
                 Change::Resize(segments) => ("z", segments.into(), 0),
                 Change::Rebalance => ("b", 0, 0),
             };
-            let (birth, one, two) = (sale.birth.to_string(), one.to_string(), two.to_string());
+            let (birth, one, two) = (inventory.birth.to_string(), one.to_string(), two.to_string());
             let arguments = [birth.as_bytes(), what.as_bytes(), one.as_bytes(), two.as_bytes()];
-            self.viewed(&scripts().change, &sale.key, &arguments).await
+            self.viewed(&scripts().change, &inventory.key, &arguments).await
         })
     }
 
-    fn counts<'a>(&'a self, sale: &'a Sale) -> Call<'a, (View, Vec<Counts>)> {
+    fn counts<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, (View, Vec<Counts>)> {
         Box::pin(async move {
-            self.view(sale).await?; // gives back what expired
-            self.counts_as_they_are(sale).await
+            self.view(inventory).await?; // gives back what expired
+            self.counts_without_reclaim(inventory).await
         })
     }
 
-    fn sizes<'a>(&'a self, sale: &'a Sale) -> Call<'a, Vec<u32>> {
+    fn sizes<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, Vec<u32>> {
         Box::pin(async move {
-            let name = format!("{}z", self.beside.redis_name(&sale.key)?);
+            let name = format!("{}z", self.client.redis_name(&inventory.key)?);
             let command: [&[u8]; 4] = [b"LRANGE", name.as_bytes(), b"0", b"-1"];
-            let reply = self.command(Some(&sale.key), &command).await?;
+            let reply = self.command(Some(&inventory.key), &command).await?;
             redis::from_redis_value(reply).map_err(|_| unreadable())
         })
     }
 
-    fn records<'a>(&'a self, sale: &'a Sale, from: Cursor) -> Call<'a, Page> {
-        Box::pin(self.page(sale, from))
+    fn records<'a>(&'a self, inventory: &'a InventoryId, from: Cursor) -> Call<'a, Page> {
+        Box::pin(self.page(inventory, from))
     }
 
-    fn journal<'a>(&'a self, sale: &'a Sale, after: u64, limit: usize) -> Call<'a, Vec<Entry>> {
-        Box::pin(self.entries(sale, after, limit))
+    fn journal<'a>(
+        &'a self,
+        inventory: &'a InventoryId,
+        after: u64,
+        limit: usize,
+    ) -> Call<'a, Vec<Entry>> {
+        Box::pin(self.entries(inventory, after, limit))
     }
 
     fn durability(&self) -> Call<'_, Durability> {

@@ -1,6 +1,5 @@
-//! The scripts and the pure machine agree: the same random batches, at the times
-//! that the server says, give the same answers and the same counts, and I2 holds
-//! after each.
+//! The scripts and the pure state machine agree: the same random batches, at the times that
+//! the server reports, give the same answers and the same counts, and I2 holds after each.
 
 use dlock::{Dlock, Key};
 use dlock_testkit::redis::RedisServer;
@@ -9,13 +8,14 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::home::Home;
 use super::redis::Redis;
-use super::redis::words::Batch;
-use super::{Answer, Ask, Change, Counts, Id, MAX_UNITS, Sale, Store as _, Terms, View};
+use super::redis::codec::Batch;
+use super::{Answer, Change, Counts, Id, InventoryId, MAX_UNITS, Request, Store as _, Terms, View};
+use crate::planted_bug::PlantedBug;
 
 struct Both {
     dlock: Dlock,
     redis: Redis,
-    sale: Sale,
+    sale: InventoryId,
     home: Home,
     random: StdRng,
 }
@@ -41,8 +41,8 @@ impl Both {
         let (store, name, wanted) = (redis.clone(), key.clone(), terms.clone());
         let made = on_driver(dlock, async move { store.create(&name, &wanted).await }).await;
         let view = made.expect("a sale");
-        let home = Home::new(view.birth, terms, None);
-        let sale = Sale { key, birth: view.birth };
+        let home = Home::new(view.birth, terms, PlantedBug::default());
+        let sale = InventoryId { key, birth: view.birth };
         Both { dlock: dlock.clone(), redis, sale, home, random }
     }
 
@@ -55,33 +55,33 @@ impl Both {
         (number > 0).then(|| format!("u{number}").into())
     }
 
-    fn ask(&mut self) -> Ask {
+    fn request(&mut self) -> Request {
         let quantity = [1, 1, 1, 2, 3, 7, 20][self.random.random_range(0..7)];
         match self.random.random_range(0..14) {
-            0 | 1 => Ask::Deduct { quantity, operation: None, buyer: None },
-            2 => Ask::Deduct { quantity, operation: None, buyer: self.buyer() },
-            3 | 4 => Ask::Deduct { quantity, operation: Some(self.id()), buyer: self.buyer() },
+            0 | 1 => Request::Deduct { quantity, operation: None, buyer: None },
+            2 => Request::Deduct { quantity, operation: None, buyer: self.buyer() },
+            3 | 4 => Request::Deduct { quantity, operation: Some(self.id()), buyer: self.buyer() },
             5 | 6 => {
                 let expires_in = [5, 20, 100_000][self.random.random_range(0..3)];
-                Ask::Reserve { quantity, operation: self.id(), buyer: self.buyer(), expires_in }
+                Request::Reserve { quantity, operation: self.id(), buyer: self.buyer(), expires_in }
             }
-            7 => Ask::Confirm { operation: self.id() },
-            8 => Ask::Cancel { operation: self.id() },
+            7 => Request::Confirm { operation: self.id() },
+            8 => Request::Cancel { operation: self.id() },
             9 => {
                 let until = self.home_now() + self.random.random_range(0..200_000);
-                Ask::Extend { operation: self.id(), until }
+                Request::Extend { operation: self.id(), until }
             }
             10 | 11 => {
                 let quantity = if self.random.random() { 0 } else { quantity };
                 let number = self.random.random_range(0..20);
-                Ask::Refund { of: self.id(), quantity, operation: format!("f{number}").into() }
+                Request::Refund { of: self.id(), quantity, operation: format!("f{number}").into() }
             }
             12 => {
                 let operation = self.random.random_bool(0.5).then(|| self.id());
-                Ask::Restock { quantity, operation }
+                Request::Restock { quantity, operation }
             }
-            _ if self.random.random_bool(0.3) => Ask::Resolve { operation: self.id() },
-            _ => Ask::Look { operation: self.id() },
+            _ if self.random.random_bool(0.3) => Request::Resolve { operation: self.id() },
+            _ => Request::Look { operation: self.id() },
         }
     }
 
@@ -92,16 +92,17 @@ impl Both {
 
     async fn batch(&mut self) {
         let most = if self.random.random_ratio(1, 20) { 256 } else { 8 };
-        let batch: Vec<Ask> = (0..self.random.random_range(0..=most)).map(|_| self.ask()).collect();
+        let batch: Vec<Request> =
+            (0..self.random.random_range(0..=most)).map(|_| self.request()).collect();
         self.apply(&batch).await;
     }
 
     /// On both; the answers, which are the same.
-    async fn apply(&mut self, batch: &[Ask]) -> Vec<Answer> {
+    async fn apply(&mut self, batch: &[Request]) -> Vec<Answer> {
         let start = self.random.random_range(0..20);
-        let (redis, sale, asks) = (self.redis.clone(), self.sale.clone(), batch.to_vec());
+        let (redis, sale, requests) = (self.redis.clone(), self.sale.clone(), batch.to_vec());
         let applied =
-            on_driver(&self.dlock, async move { redis.apply_from(&sale, start, &asks).await });
+            on_driver(&self.dlock, async move { redis.apply_from(&sale, start, &requests).await });
         let (view, answers) = applied.await.expect("an answer");
         let order = Batch::new(batch).order();
         self.home.reclaim(view.now);
@@ -137,7 +138,8 @@ impl Both {
         };
         assert_eq!(shown(view.clone()), shown(self.home.view(view.now)));
         let (redis, sale) = (self.redis.clone(), self.sale.clone());
-        let counted = on_driver(&self.dlock, async move { redis.counts_as_they_are(&sale).await });
+        let counted =
+            on_driver(&self.dlock, async move { redis.counts_without_reclaim(&sale).await });
         let (_, counts) = counted.await.expect("an answer");
         assert_eq!(counts, self.home.units.segments());
         let mut sum = Counts::default();
@@ -228,8 +230,8 @@ async fn counts_are_exact_below_the_most_and_refused_from_there() {
     let key = Key::new("most").expect("a key");
     let mut both = Both::with(&dlock, key, terms, StdRng::seed_from_u64(0)).await;
     let restock =
-        |quantity| Ask::Restock { quantity, operation: Some(format!("d{quantity}").into()) };
-    let deduct = |quantity| Ask::Deduct { quantity, operation: None, buyer: None };
+        |quantity| Request::Restock { quantity, operation: Some(format!("d{quantity}").into()) };
+    let deduct = |quantity| Request::Deduct { quantity, operation: None, buyer: None };
     assert_eq!(both.apply(&[restock(6)]).await, [Answer::Overflow]);
     let answers = both.apply(&[restock(5), deduct(3)]).await;
     assert!(answers.iter().all(|answer| matches!(answer, Answer::Found(_))), "{answers:?}");

@@ -1,0 +1,419 @@
+//! An inventory: the count of a flash sale, kept in the store of the locks.
+
+mod admission;
+mod audit;
+mod backing;
+mod builder;
+mod checks;
+mod combiner;
+mod manage;
+mod outcome;
+mod request;
+#[cfg(all(test, feature = "redis"))]
+mod tests_idle;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dlock::{Dlock, IntoKey, Key};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use self::admission::Admission;
+pub use self::audit::{Audit, Disagreement, SegmentAudit};
+use self::backing::{Backing, on_driver, read_failed, store};
+pub use self::builder::InventoryBuilder;
+use self::checks::{checked_own_id, unexpected};
+pub use self::manage::Health;
+pub use self::outcome::{
+    Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
+};
+pub use self::request::{
+    DeductRequest, RefundRequest, ReservationHandle, ReserveRequest, RestockRequest,
+};
+use crate::error::{Error, Result};
+use crate::observe;
+use crate::store::{Answer, Change, Entry, Id, InventoryId, Request, Snapshot, Store, View};
+
+/// The longest operation id or buyer id, in bytes.
+pub const MAX_ID_BYTES: usize = 256;
+/// The largest quantity of one request, in units.
+pub const MAX_QUANTITY: u64 = u32::MAX as u64;
+/// The largest number of resizes of one inventory.
+pub const MAX_EPOCHS: u32 = 10_000;
+
+/// How long "sold out" is answered without a round trip, by default.
+const SOLD_OUT_FOR: Duration = Duration::from_millis(100);
+/// About how many entries of the journal one call returns.
+const ENTRIES: usize = 1_000;
+
+/// An inventory whose count the store keeps, such as the stock of a flash sale. The
+/// count never goes below zero, and each operation id has its effect once.
+///
+/// It is cheap to clone. The handles of one inventory in a process share round trips.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+/// use dlock_segment::{Deduction, Inventory};
+///
+/// let dlock = dlock::Dlock::connect("memory://").await?;
+/// let sale =
+///     Inventory::builder(&dlock, "phone").stock(1_000).segments(16).per_buyer(2).create().await?;
+/// match sale.deduct(1).operation("order-981").buyer("u-7").send().await? {
+///     Deduction::Taken(receipt) => println!("sold {}", receipt.quantity),
+///     Deduction::SoldOut { reserved, .. } => println!("sold out, {reserved} only reserved"),
+///     other => println!("{other:?}"),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Inventory {
+    dlock: Dlock,
+    shared: Arc<Shared>,
+    sold_out_for: Duration,
+}
+
+/// What all handles of one inventory in this process share.
+pub(crate) struct Shared {
+    inventory: InventoryId,
+    backing: Backing,
+    admission: Admission,
+    open: Weak<OpenInventories>,
+}
+
+/// The inventories that are open through a client. Each is removed with its last handle.
+#[derive(Default)]
+struct OpenInventories(Mutex<HashMap<(Key, u64), Weak<Shared>>>);
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Some(open) = self.open.upgrade() else { return };
+        let mut open = open.0.lock();
+        let name = (self.inventory.key.clone(), self.inventory.birth);
+        // It may have been opened again since the last handle was dropped.
+        if open.get(&name).is_some_and(|shared| shared.strong_count() == 0) {
+            open.remove(&name);
+        }
+        if open.len() < open.capacity() / 4 {
+            let room = open.len() * 2;
+            open.shrink_to(room);
+        }
+    }
+}
+
+impl Inventory {
+    /// Starts to build an inventory of this name.
+    pub fn builder(dlock: &Dlock, name: impl IntoKey) -> InventoryBuilder {
+        InventoryBuilder::new(dlock, name.into_key())
+    }
+
+    /// Opens an inventory that exists.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::{Error, Inventory};
+    ///
+    /// Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// let sale = Inventory::open(&dlock, "phone").await?;
+    /// assert_eq!(sale.stock().await?.available, 5);
+    ///
+    /// let missing = Inventory::open(&dlock, "never made").await;
+    /// assert!(matches!(missing, Err(Error::NotFound(_))));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound` if there is no inventory of this name. `Invalid` if the name is not a
+    /// valid key. `Store` if the store cannot be used, or if it may delete the inventory
+    /// when its memory is full.
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn open(dlock: &Dlock, name: impl IntoKey) -> Result<Self> {
+        let key = name.into_key()?;
+        let name = key.clone();
+        let store = store(dlock)?;
+        let view = on_driver(dlock, store, move |store| async move { store.open(&name).await });
+        let view = view.await.map_err(read_failed)?;
+        Self::of(dlock, key, &view)
+    }
+
+    fn of(dlock: &Dlock, key: Key, view: &View) -> Result<Self> {
+        let inventory = InventoryId { key, birth: view.birth };
+        let all = dlock.extension::<OpenInventories>();
+        let mut open = all.0.lock();
+        let known = open.get(&(inventory.key.clone(), inventory.birth)).and_then(Weak::upgrade);
+        let shared = match known {
+            Some(shared) => shared,
+            None => {
+                let shared = Arc::new(Shared {
+                    inventory: inventory.clone(),
+                    backing: Backing::new(dlock, &inventory)?,
+                    admission: Admission::default(),
+                    open: Arc::downgrade(&all),
+                });
+                open.insert((inventory.key.clone(), inventory.birth), Arc::downgrade(&shared));
+                shared
+            }
+        };
+        Ok(Inventory { dlock: dlock.clone(), shared, sold_out_for: SOLD_OUT_FOR })
+    }
+
+    /// The name of the inventory.
+    pub fn name(&self) -> &Key {
+        &self.shared.inventory.key
+    }
+
+    /// Limits how many requests for units this process sends per second, over all handles
+    /// of the inventory. Further requests fail with `Throttled`, without a round trip.
+    ///
+    /// # Errors
+    /// `Invalid` if the rate is zero.
+    pub fn rate_limit_per_process(self, per_second: u32) -> Result<Self> {
+        let per_second = NonZeroU32::new(per_second).ok_or_else(|| {
+            Error::Invalid("a rate of 0 would let no request through; give 1 or more".into())
+        })?;
+        self.shared.admission.limit(per_second);
+        Ok(self)
+    }
+
+    /// Sets for how long this handle answers "sold out" without a round trip after the
+    /// store said so. With zero it always asks the store.
+    #[must_use]
+    pub fn sold_out_for(mut self, age: Duration) -> Self {
+        self.sold_out_for = age;
+        self
+    }
+
+    /// Builds a request that buys units: all of them or none.
+    pub fn deduct(&self, quantity: u64) -> DeductRequest<'_> {
+        DeductRequest::new(self, quantity)
+    }
+
+    /// Builds a request that reserves units for a limited time.
+    pub fn reserve(&self, quantity: u64) -> ReserveRequest<'_> {
+        ReserveRequest::new(self, quantity)
+    }
+
+    /// The reservation with this operation id, from whichever process it was made.
+    pub fn reservation(&self, operation: impl AsRef<str>) -> ReservationHandle<'_> {
+        ReservationHandle::new(self, operation.as_ref())
+    }
+
+    /// Builds a request that gives units of an operation back.
+    pub fn refund(&self, operation: impl AsRef<str>) -> RefundRequest<'_> {
+        RefundRequest::new(self, operation.as_ref())
+    }
+
+    /// Builds a request that adds units.
+    pub fn restock(&self, quantity: u64) -> RestockRequest<'_> {
+        RestockRequest::new(self, quantity)
+    }
+
+    /// Settles for good what became of an operation: it was applied, or it was not applied
+    /// and will be refused from now on, however late it comes (within the retention).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::{Deduction, Resolved};
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// assert_eq!(sale.resolve("order-1").await?, Resolved::NotApplied);
+    /// assert_eq!(sale.deduct(1).operation("order-1").send().await?, Deduction::Refused);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Unknown` if the store did not answer; call it again. `NotFound` if the inventory
+    /// was removed. `Invalid` if the id is empty or too long. `Store` if the store cannot
+    /// be used.
+    ///
+    /// # Cancel safety
+    /// The operation may have been settled when this is dropped; call it again.
+    pub async fn resolve(&self, operation: impl AsRef<str>) -> Result<Resolved> {
+        let id = checked_own_id("operation id", operation.as_ref())?;
+        let request = Request::Resolve { operation: id.clone() };
+        match self.send(request, Some(&id)).await? {
+            (_, Answer::Found(record)) => Ok(Resolved::of(id.to_string(), record)),
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads the counts. Expired reservations count as available.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// sale.deduct(2).send().await?;
+    /// let stock = sale.stock().await?;
+    /// assert_eq!((stock.available, stock.sold), (3, 2));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound` if the inventory was removed, `Store` if the store cannot be used.
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn stock(&self) -> Result<Stock> {
+        loop {
+            let inventory = self.shared.inventory.clone();
+            let view = self.call(move |store| async move { store.view(&inventory).await }).await;
+            let view = view.map_err(read_failed)?;
+            // Thousands of reservations that expired together are given back in steps.
+            if view.next_expiry == 0 || view.next_expiry > view.now {
+                self.shared.admission.update(
+                    &Snapshot::from(&view),
+                    &Answer::Absent,
+                    self.sold_out_for,
+                );
+                return Ok(view.into());
+            }
+        }
+    }
+
+    /// Counts everything again from the records of the operations; see [`Audit`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// sale.deduct(2).operation("order-1").send().await?;
+    /// let audit = sale.audit().await?;
+    /// assert!(audit.is_clean(), "{:?}", audit.disagreements);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound` if the inventory was removed, `Store` if the store cannot be used.
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn audit(&self) -> Result<Audit> {
+        let inventory = self.shared.inventory.clone();
+        self.call(move |store| async move { audit::of(&*store, &inventory).await })
+            .await
+            .map_err(read_failed)
+    }
+
+    /// Reads the entries of the journal after this `sequence` (0: from the start), in
+    /// order. One call returns some of them; call it again with the last `sequence`. An
+    /// empty list means that there are no more for now.
+    ///
+    /// The entries that the [`journal`](InventoryBuilder::journal) keeps can be read as
+    /// often as needed. If the first `sequence` is above `after + 1`, entries between
+    /// them were deleted.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::{Effect, Inventory};
+    /// let sale = Inventory::builder(&dlock, "phone").stock(5).journal(1_000).create().await?;
+    /// sale.deduct(2).operation("order-1").send().await?;
+    /// let entries = sale.journal(0).await?;
+    /// assert_eq!((entries[0].sequence, entries[0].effect), (1, Effect::Taken));
+    /// assert!(sale.journal(1).await?.is_empty());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Invalid` if the inventory was made without a
+    /// [`journal`](InventoryBuilder::journal). `NotFound` if it was removed, `Store` if
+    /// the store cannot be used.
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn journal(&self, after: u64) -> Result<Vec<Entry>> {
+        let inventory = self.shared.inventory.clone();
+        let read = move |store: Arc<dyn Store>| async move {
+            let entries = store.journal(&inventory, after, ENTRIES).await?;
+            if entries.is_empty() && store.view(&inventory).await?.journal == 0 {
+                return Err(Error::Invalid(
+                    "this inventory keeps no journal; make one with .journal(entries)".into(),
+                ));
+            }
+            Ok(entries)
+        };
+        self.call(read).await.map_err(read_failed)
+    }
+
+    async fn change(&self, change: Change) -> Result<Stock> {
+        let inventory = self.shared.inventory.clone();
+        let view =
+            self.call(move |store| async move { store.change(&inventory, change).await }).await?;
+        self.shared.admission.update(&Snapshot::from(&view), &Answer::Absent, self.sold_out_for);
+        observe::changed(&self.shared.inventory.key, &change);
+        Ok(view.into())
+    }
+
+    /// Makes a call that does not go through the combiner.
+    async fn call<T, C, F>(&self, call: C) -> Result<T>
+    where
+        T: Send + 'static,
+        C: FnOnce(Arc<dyn Store>) -> F + Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        on_driver(&self.dlock, self.shared.backing.store(&self.dlock)?, call).await
+    }
+
+    /// Sends a request. If it has an id, it is sent again while its outcome is not known.
+    async fn send(&self, request: Request, id: Option<&Id>) -> Result<(Snapshot, Answer)> {
+        let only_reads = matches!(
+            request,
+            Request::Look { .. } | Request::Resolve { .. } | Request::Extend { .. }
+        );
+        let answered = self.send_until_known(request, id).await;
+        if let Ok((snapshot, answer)) = &answered {
+            self.shared.admission.update(snapshot, answer, self.sold_out_for);
+        }
+        observe::answered(&self.shared.inventory.key, &answered, only_reads);
+        answered
+    }
+
+    async fn send_until_known(
+        &self,
+        request: Request,
+        id: Option<&Id>,
+    ) -> Result<(Snapshot, Answer)> {
+        let combiner = match &self.shared.backing {
+            Backing::Memory(memory, home) => loop {
+                match memory.apply_one(&self.shared.inventory, home, &request)? {
+                    (_, Answer::Again) => {}
+                    (view, answer) => return Ok((Snapshot::from(&view), answer)),
+                }
+            },
+            Backing::Remote(_, combiner) => combiner,
+        };
+        let Some(id) = id else { return combiner.send(request).await };
+        let mut unknown_until = None;
+        loop {
+            match combiner.send(request.clone()).await {
+                Err(Error::Unknown(_)) => {}
+                // This one was not applied, but an earlier one may have been.
+                Err(Error::Store(_)) if unknown_until.is_some() => {}
+                known => return known,
+            }
+            let now = tokio::time::Instant::now();
+            let patience = self.dlock.client_extension().call_timeout() * 2;
+            if now >= *unknown_until.get_or_insert(now + patience) {
+                return Err(Error::Unknown(Some(crate::error::OperationId(id.clone()))));
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+}
+
+/// The pause before a request whose outcome is not known is sent again.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+impl fmt::Debug for Inventory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inventory")
+            .field("name", &self.shared.inventory.key)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,51 @@
+//! Bugs on purpose. A checker that never fails proves nothing, so the tests switch
+//! on one of these in the embedded store and must find it.
+
+/// One planted bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "each is explained where it is planted")]
+pub enum Bug {
+    NoOperationId,
+    IdCheckedAfterStock,
+    DoubleRefund,
+    ReadThenWrite,
+    RememberedRefusal,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 5] = [
+        Bug::NoOperationId,
+        Bug::IdCheckedAfterStock,
+        Bug::DoubleRefund,
+        Bug::ReadThenWrite,
+        Bug::RememberedRefusal,
+    ];
+}
+
+/// The bug planted in an inventory. Without the feature `simulation` there is no way
+/// to set one, and asking costs nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlantedBug {
+    #[cfg(feature = "simulation")]
+    bug: Option<Bug>,
+}
+
+impl PlantedBug {
+    /// An inventory with this bug.
+    #[cfg(feature = "simulation")]
+    pub fn with(bug: Option<Bug>) -> Self {
+        PlantedBug { bug }
+    }
+
+    #[cfg(feature = "simulation")]
+    pub(crate) fn is(self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    #[cfg(not(feature = "simulation"))]
+    pub(crate) const fn is(self, _: Bug) -> bool {
+        false
+    }
+}
