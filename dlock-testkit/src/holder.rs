@@ -1,11 +1,52 @@
 //! The program `dlock-holder`, from the side of a test.
 
-use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
 use crate::process::Puppet;
 use crate::records::Judge;
+
+/// The path of the program `dlock-holder`, which is built at the first call.
+///
+/// Cargo tells a test only of the programs of its own package
+/// (`CARGO_BIN_EXE_...`), and tests of other packages need this one too. The
+/// program is built into the directory of the test that runs, with its profile.
+/// The features are those of the whole workspace with its dev-dependencies: after
+/// `scripts/test` has built the tests, there is nothing left to build.
+///
+/// # Panics
+/// If the program cannot be built.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(build)
+}
+
+fn build() -> PathBuf {
+    // The test lies in <target directory>/<profile>/deps.
+    let test = std::env::current_exe().expect("the path of the running test");
+    let directory = test.ancestors().nth(2).expect("the directory of the profile");
+    let target = directory.parent().expect("the target directory");
+    let profile = match directory.file_name() {
+        Some(name) if name != "debug" => name,
+        _ => "dev".as_ref(),
+    };
+    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["build", "--quiet", "--workspace", "--all-features"])
+        // A test among the targets adds the features of the dev-dependencies.
+        .args(["--bin", "dlock-holder", "--test", "chaos", "--profile"])
+        .arg(profile)
+        .arg("--target-dir")
+        .arg(target)
+        .status()
+        .expect("cargo can be run");
+    let program = directory.join("dlock-holder").with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(status.success() && program.exists(), "cargo could not build {}", program.display());
+    program
+}
 
 /// A process that holds locks; see the program for what it can be told.
 #[derive(Debug)]
@@ -19,9 +60,9 @@ impl Holder {
     /// Starts the program with a client of this URL.
     ///
     /// # Panics
-    /// If it cannot be started.
-    pub fn start(program: impl AsRef<OsStr>, url: &str) -> Self {
-        let mut holder = Holder { process: Puppet::start(program, &[url]), pid: 0 };
+    /// If it cannot be built or started.
+    pub fn start(url: &str) -> Self {
+        let mut holder = Holder { process: Puppet::start(program(), &[url]), pid: 0 };
         holder.pid = number(&holder.hear("ready"), "pid");
         holder
     }

@@ -152,7 +152,7 @@ fn processor_time(pid: u64) -> Duration {
 async fn waiters_without_a_server(waiters: usize, down: Duration) {
     let Some(mut server) = RedisServer::start() else { return };
     let proxy = Proxy::start(server.port()).await;
-    let mut process = Holder::start(env!("CARGO_BIN_EXE_dlock-holder"), &proxy.url());
+    let mut process = Holder::start(&proxy.url());
     let here = server.client();
     let guard = here.mutex("a").ttl(Duration::from_secs(300)).lock().await.expect("the lock");
     process.tell(&format!("lock a 5000 {}", waiters / 2));
@@ -183,7 +183,7 @@ async fn row_13_waiters_without_a_server_cost_little() {
     waiters_without_a_server(200, Duration::from_secs(4)).await;
 }
 
-/// The full form: `cargo test -p dlock-testkit --test redis_faults_server -- --ignored`
+/// The full form: `cargo test -p dlock-core --all-features --test redis_faults_server -- --ignored`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes more than a minute"]
 async fn row_13_a_thousand_waiters_for_a_minute() {

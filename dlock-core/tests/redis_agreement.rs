@@ -137,7 +137,8 @@ impl Round {
                 }
                 let ours = self.model.renew(self.now, &lease, &mut self.sent);
                 let theirs = self.redis.renew(&[Arc::new(lease)]).await;
-                let theirs: Vec<RenewOutcome> = theirs.into_iter().map(|it| it.expect("one")).collect();
+                let theirs: Vec<RenewOutcome> =
+                    theirs.into_iter().map(|it| it.expect("one")).collect();
                 assert_eq!(theirs, [ours]);
             }
             14..19 => {

@@ -10,10 +10,8 @@ use dlock_testkit::holds::Stay;
 use dlock_testkit::records::Judge;
 use dlock_testkit::redis::{RedisServer, TTL};
 
-const HOLDER: &str = env!("CARGO_BIN_EXE_dlock-holder");
-
 fn holder(server: &RedisServer) -> Holder {
-    Holder::start(HOLDER, &server.url())
+    Holder::start(&server.url())
 }
 
 #[track_caller]
@@ -272,7 +270,7 @@ async fn control_processes_without_a_common_lock_are_found_out() {
     let Some(server) = RedisServer::start() else { return };
     let mut judge = Judge::default();
     let mut fleet = [0, 1].map(|database| {
-        let mut process = Holder::start(HOLDER, &format!("{}/{database}", server.url()));
+        let mut process = Holder::start(&format!("{}/{database}", server.url()));
         process.tell("serve a 900 2");
         process
     });
