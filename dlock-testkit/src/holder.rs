@@ -33,7 +33,16 @@ fn build() -> PathBuf {
         Some(name) if name != "debug" => name,
         _ => "dev".as_ref(),
     };
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Cargo describes the package under test to the test. Some build scripts depend
+    // on these variables and would run again, with all that is built upon them.
+    for (name, _) in std::env::vars_os() {
+        let set_for_tests = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
+        if set_for_tests.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            cargo.env_remove(name);
+        }
+    }
+    let status = cargo
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .args(["build", "--quiet", "--workspace", "--all-features"])
         // A test among the targets adds the features of the dev-dependencies.
