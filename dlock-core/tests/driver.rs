@@ -4,18 +4,18 @@ use std::time::{Duration, Instant};
 
 use dlock::backend::memory::Memory;
 use dlock::{Dlock, ErrorKind, ReleaseOutcome, State};
-use dlock_testkit::{Faulty, Switch, Weather};
+use dlock_testkit::{FaultControl, FaultMode, FaultyBackend};
 
 const TTL: Duration = Duration::from_millis(600);
 
-fn remote(store: &Memory) -> (Dlock, Switch) {
-    let (backend, switch) = Faulty::remote(store.another(), Duration::from_micros(100));
+fn remote(store: &Memory) -> (Dlock, FaultControl) {
+    let (backend, faults) = FaultyBackend::remote(store.another(), Duration::from_micros(100));
     let client = Dlock::builder()
         .backend(backend)
         .ttl(TTL)
         .wait(Duration::from_secs(20))
         .call_timeout(Duration::from_millis(150));
-    (client.connect_lazy().expect("a client"), switch)
+    (client.connect_lazy().expect("a client"), faults)
 }
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
@@ -106,9 +106,9 @@ fn any_executor_will_do() {
 #[tokio::test]
 async fn every_call_ends_by_its_timeout() {
     let store = Memory::new();
-    let (client, switch) = remote(&store);
+    let (client, faults) = remote(&store);
     let guard = client.mutex("held").ttl(Duration::from_secs(60)).lock().await.unwrap();
-    switch.set(Weather::Silent);
+    faults.set(FaultMode::NoAnswer);
     let began = Instant::now();
     let error = client.mutex("a").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
@@ -119,7 +119,7 @@ async fn every_call_ends_by_its_timeout() {
     assert!(client.inspect("a").await.is_err());
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Unknown);
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
-    switch.set(Weather::Fine);
+    faults.set(FaultMode::Healthy);
     // What was asked for meanwhile is settled: nothing stays taken.
     let (other, _) = remote(&store);
     for key in ["a", "held"] {
@@ -131,15 +131,15 @@ async fn every_call_ends_by_its_timeout() {
 #[tokio::test]
 async fn a_client_starts_before_its_backend() {
     let store = Memory::new();
-    let (client, switch) = remote(&store);
-    switch.set(Weather::Unreachable);
+    let (client, faults) = remote(&store);
+    faults.set(FaultMode::Unreachable);
     let lock = client.mutex("a");
     let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!waiting.is_finished());
-    let calls = switch.calls();
+    let calls = faults.calls();
     assert!(calls < 20, "{calls} calls in 300 ms: it must back off");
-    switch.set(Weather::Fine);
+    faults.set(FaultMode::Healthy);
     waiting.await.unwrap().unwrap();
 }
 

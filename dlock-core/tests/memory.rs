@@ -8,7 +8,7 @@ use dlock::backend::memory::Memory;
 use dlock::backend::{AcquireOutcome, Claim, Grant, Release, RenewOutcome};
 use dlock::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
 use dlock::{Holder, Key, ReleaseOutcome, Result};
-use dlock_testkit::Faulty;
+use dlock_testkit::FaultyBackend;
 use dlock_testkit::conformance::Suite;
 
 /// In place, without a thread, under paused time.
@@ -29,7 +29,9 @@ async fn embedded_on_several_threads() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn behind_the_driver() {
     let store = Memory::new();
-    Suite::new(move || Faulty::remote(store.another(), Duration::from_micros(200)).0).run().await;
+    Suite::new(move || FaultyBackend::remote(store.another(), Duration::from_micros(200)).0)
+        .run()
+        .await;
 }
 
 /// A suite that passes everything would prove nothing: a backend that grants

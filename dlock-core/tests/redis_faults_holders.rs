@@ -5,25 +5,25 @@ use std::time::{Duration, Instant};
 
 use dlock::{Access, Fence, Guard, ReleaseOutcome, State, Token};
 use dlock_testkit::conformance::eventually;
-use dlock_testkit::holder::{Holder, number};
-use dlock_testkit::holds::Stay;
-use dlock_testkit::records::Judge;
+use dlock_testkit::holder::{HolderProcess, number};
+use dlock_testkit::interval::HeldInterval;
+use dlock_testkit::record_checker::RecordChecker;
 use dlock_testkit::redis::{RedisServer, TTL};
 
-fn holder(server: &RedisServer) -> Holder {
-    Holder::start(&server.url())
+fn holder(server: &RedisServer) -> HolderProcess {
+    HolderProcess::start(&server.url())
 }
 
 #[track_caller]
-fn assert_clean(judge: &mut Judge, at_least: u64) {
-    judge.sweep(u64::MAX);
-    assert_eq!(judge.violations, Vec::<String>::new());
-    assert!(judge.judged >= at_least, "only {} records", judge.judged);
+fn assert_clean(checker: &mut RecordChecker, at_least: u64) {
+    checker.sweep(u64::MAX);
+    assert_eq!(checker.violations, Vec::<String>::new());
+    assert!(checker.checked >= at_least, "only {} records", checker.checked);
 }
 
-fn judge_own(judge: &mut Judge, stay: Option<Stay>, guard: &Guard) {
-    let stay = stay.expect("it was held at the start");
-    stay.end(guard, "test").into_iter().for_each(|record| judge.add(record));
+fn add_own_records(checker: &mut RecordChecker, interval: Option<HeldInterval>, guard: &Guard) {
+    let interval = interval.expect("it was held at the start");
+    interval.end(guard, "test").into_iter().for_each(|record| checker.add(record));
 }
 
 /// The holder is stopped for three times its ttl.
@@ -31,28 +31,28 @@ fn judge_own(judge: &mut Judge, stay: Option<Stay>, guard: &Guard) {
 async fn row_01_a_paused_holder_is_lost_and_its_successor_untouched() {
     let Some(server) = RedisServer::start() else { return };
     let mut paused = holder(&server);
-    paused.tell(&format!("lock a {}", TTL.as_millis()));
-    let old = number(&paused.hear("granted"), "token");
+    paused.send(&format!("lock a {}", TTL.as_millis()));
+    let old = number(&paused.wait_for("granted"), "token");
     paused.process.pause();
     let began = Instant::now();
     let here = server.client();
     let guard = here.mutex("a").lock().await.expect("free by ttl");
-    let stay = Stay::begin(&guard);
+    let interval = HeldInterval::begin(&guard);
     tokio::time::sleep((TTL * 3).saturating_sub(began.elapsed())).await;
     paused.process.resume();
-    let lost = paused.hear("lost");
+    let lost = paused.wait_for("lost");
     assert!(lost["reason"].as_str().is_some_and(|why| why.contains("deadline")), "{lost}");
-    paused.tell("release a");
-    assert_eq!(paused.hear("released")["outcome"], "AlreadyLost");
+    paused.send("release a");
+    assert_eq!(paused.wait_for("released")["outcome"], "AlreadyLost");
     assert_eq!(guard.state(), State::Held);
-    let mut judge = Judge::default();
-    judge_own(&mut judge, stay, &guard);
+    let mut checker = RecordChecker::default();
+    add_own_records(&mut checker, interval, &guard);
     let mut fence = Fence::default();
     assert!(fence.pass(Access::Exclusive, guard.token()));
     assert!(!fence.pass(Access::Exclusive, Token::new(old).expect("a token")), "stale");
     assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
-    paused.confess(&mut judge);
-    assert_clean(&mut judge, 2);
+    paused.add_records_to(&mut checker);
+    assert_clean(&mut checker, 2);
     drop((here, paused));
     server.assert_nothing_left().await;
 }
@@ -61,8 +61,8 @@ async fn row_01_a_paused_holder_is_lost_and_its_successor_untouched() {
 async fn row_11_a_killed_holder_frees_its_lock_by_ttl() {
     let Some(server) = RedisServer::start() else { return };
     let mut doomed = holder(&server);
-    doomed.tell(&format!("lock a {}", TTL.as_millis()));
-    let old = number(&doomed.hear("granted"), "token");
+    doomed.send(&format!("lock a {}", TTL.as_millis()));
+    let old = number(&doomed.wait_for("granted"), "token");
     let here = server.client();
     assert!(here.mutex("a").try_lock().await.expect("an answer").is_none());
     doomed.process.kill();
@@ -153,14 +153,14 @@ fn row_12_a_blocked_executor_loses_no_lock() {
 async fn row_20_opposite_orders_never_deadlock() {
     let Some(server) = RedisServer::start() else { return };
     let (mut one, mut two) = (holder(&server), holder(&server));
-    one.tell("cycle 10000 300 a b");
-    two.tell("cycle 10000 300 b a");
-    let mut judge = Judge::default();
+    one.send("cycle 10000 300 a b");
+    two.send("cycle 10000 300 b a");
+    let mut checker = RecordChecker::default();
     for holder in [&mut one, &mut two] {
-        holder.hear("done");
-        holder.confess(&mut judge);
+        holder.wait_for("done");
+        holder.add_records_to(&mut checker);
     }
-    assert_clean(&mut judge, 1_200);
+    assert_clean(&mut checker, 1_200);
     drop((one, two));
     server.assert_nothing_left().await;
 }
@@ -173,7 +173,7 @@ async fn row_23_the_queue_of_a_killed_process_goes_on_at_once() {
     let ttl = Duration::from_secs(2);
     let guard = here.mutex("a").ttl(ttl).lock().await.expect("the lock");
     let mut doomed = holder(&server);
-    doomed.tell(&format!("fair a {} 500", ttl.as_millis()));
+    doomed.send(&format!("fair a {} 500", ttl.as_millis()));
     eventually("500 wait", async || {
         here.inspect("a").await.expect("an inspection").waiters.len() == 500
     })
@@ -238,28 +238,28 @@ async fn row_24_steady_readers_let_a_writer_in() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_25_a_rolling_restart_never_has_two_holders() {
     let Some(server) = RedisServer::start() else { return };
-    let mut judge = Judge::default();
+    let mut checker = RecordChecker::default();
     let serving = || {
         let mut process = holder(&server);
-        process.tell(&format!("serve a {} 4", TTL.as_millis()));
+        process.send(&format!("serve a {} 4", TTL.as_millis()));
         process
     };
     let mut fleet = [serving(), serving(), serving()];
     for round in 0..6_usize {
         tokio::time::sleep(Duration::from_millis(400)).await;
         let leaving = &mut fleet[round % 3];
-        leaving.tell(&format!("shutdown {}", 40 * (round % 2)));
-        leaving.hear("shutdown");
-        assert!(leaving.process.ended(Duration::from_secs(10)), "it ends well");
-        leaving.confess(&mut judge);
+        leaving.send(&format!("shutdown {}", 40 * (round % 2)));
+        leaving.wait_for("shutdown");
+        assert!(leaving.process.wait_for_exit(Duration::from_secs(10)), "it ends well");
+        leaving.add_records_to(&mut checker);
         fleet[round % 3] = serving();
     }
     for mut process in fleet {
-        process.tell("shutdown 500");
-        process.hear("shutdown");
-        process.confess(&mut judge);
+        process.send("shutdown 500");
+        process.wait_for("shutdown");
+        process.add_records_to(&mut checker);
     }
-    assert_clean(&mut judge, 50);
+    assert_clean(&mut checker, 50);
     server.assert_nothing_left().await;
 }
 
@@ -268,18 +268,18 @@ async fn row_25_a_rolling_restart_never_has_two_holders() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_processes_without_a_common_lock_are_found_out() {
     let Some(server) = RedisServer::start() else { return };
-    let mut judge = Judge::default();
+    let mut checker = RecordChecker::default();
     let mut fleet = [0, 1].map(|database| {
-        let mut process = Holder::start(&format!("{}/{database}", server.url()));
-        process.tell("serve a 900 2");
+        let mut process = HolderProcess::start(&format!("{}/{database}", server.url()));
+        process.send("serve a 900 2");
         process
     });
     tokio::time::sleep(Duration::from_millis(500)).await;
     for process in &mut fleet {
-        process.tell("shutdown 500");
-        process.hear("shutdown");
-        process.confess(&mut judge);
+        process.send("shutdown 500");
+        process.wait_for("shutdown");
+        process.add_records_to(&mut checker);
     }
-    judge.sweep(u64::MAX);
-    assert!(judge.violations.iter().any(|what| what.contains("held twice")), "found nothing");
+    checker.sweep(u64::MAX);
+    assert!(checker.violations.iter().any(|what| what.contains("held twice")), "found nothing");
 }

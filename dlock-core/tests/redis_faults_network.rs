@@ -9,9 +9,9 @@ use dlock::backend::Cursor;
 use dlock::machine::Bug;
 use dlock::{Dlock, ErrorKind, Event, ReleaseOutcome, Result, State};
 use dlock_testkit::conformance::eventually;
-use dlock_testkit::holds::Stay;
+use dlock_testkit::interval::HeldInterval;
 use dlock_testkit::proxy::{Once, Proxy, Way};
-use dlock_testkit::records::Judge;
+use dlock_testkit::record_checker::RecordChecker;
 use dlock_testkit::redis::{RedisServer, TTL, client};
 use tokio::task::JoinHandle;
 
@@ -325,22 +325,22 @@ async fn row_21_a_late_acquire_leaves_no_ghost() {
 
 /// How the hand-over of row 22 goes: whether the waiter believes to hold the lock
 /// while a third has it. Also judged from outside.
-async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) -> Judge {
-    let judge = Arc::new(Mutex::new(Judge::default()));
+async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) -> RecordChecker {
+    let checker = Arc::new(Mutex::new(RecordChecker::default()));
     let (holder, third) = (server.client(), server.client());
     drop(waiter.mutex("warm").lock().await.expect("the lock"));
     let guard = holder.mutex("a").lock().await.expect("the lock");
     let (told, mut granted) = tokio::sync::mpsc::unbounded_channel();
     let waiting = tokio::spawn({
-        let (lock, judge) = (waiter.mutex("a"), judge.clone());
+        let (lock, checker) = (waiter.mutex("a"), checker.clone());
         async move {
             let guard = lock.lock().await.expect("the lock, in the end");
-            let stay = Stay::begin(&guard);
+            let interval = HeldInterval::begin(&guard);
             let _ = told.send(());
             tokio::time::sleep(Duration::from_millis(100)).await;
-            let mut judge = judge.lock().expect("the judge");
-            let records = stay.map(|stay| stay.end(&guard, "waiter"));
-            records.into_iter().flatten().for_each(|record| judge.add(record));
+            let mut checker = checker.lock().expect("the checker");
+            let records = interval.map(|interval| interval.end(&guard, "waiter"));
+            records.into_iter().flatten().for_each(|record| checker.add(record));
         }
     });
     somebody_waits(&holder).await;
@@ -348,12 +348,12 @@ async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) ->
     assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     // The lock is the waiter's, who does not know; when that has ended, a third's.
     let guard = third.mutex("a").ttl(LONG).lock().await.expect("the lock");
-    let stay = Stay::begin(&guard).expect("it is held");
+    let interval = HeldInterval::begin(&guard).expect("it is held");
     tokio::time::sleep(TTL * 2).await;
     proxy.heal();
     let early = tokio::time::timeout(Duration::from_millis(1_500), granted.recv()).await;
-    for record in stay.end(&guard, "third") {
-        judge.lock().expect("the judge").add(record);
+    for record in interval.end(&guard, "third") {
+        checker.lock().expect("the checker").add(record);
     }
     assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     if early.is_err() {
@@ -361,33 +361,37 @@ async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) ->
     }
     waiting.await.expect("the waiter");
     drop((waiter, holder, third));
-    let mut judge = Arc::into_inner(judge).expect("all are gone").into_inner().expect("the judge");
-    judge.sweep(u64::MAX);
-    judge
+    let mut checker =
+        Arc::into_inner(checker).expect("all are gone").into_inner().expect("the checker");
+    checker.sweep(u64::MAX);
+    checker
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_22_a_stalled_hand_over_is_not_counted_from_its_receipt() {
     let Some(server) = RedisServer::start() else { return };
     let (proxy, waiter) = proxied(&server).await;
-    let judge = stalled_handover(waiter, &proxy, &server).await;
-    assert_eq!((judge.judged, judge.violations), (2, Vec::new()));
+    let checker = stalled_handover(waiter, &proxy, &server).await;
+    assert_eq!((checker.checked, checker.violations), (2, Vec::new()));
     server.assert_nothing_left().await;
 }
 
 /// Looks for two holders at once. Whether a bug shows depends on which of the held
 /// back messages is heard first, so it looks more than once.
-async fn assert_held_twice(bug: Bug, look: impl AsyncFn(Dlock, &Proxy, &RedisServer) -> Judge) {
+async fn assert_held_twice(
+    bug: Bug,
+    look: impl AsyncFn(Dlock, &Proxy, &RedisServer) -> RecordChecker,
+) {
     let mut judges = Vec::new();
     for _ in 0..10 {
         let Some(server) = RedisServer::start() else { return };
         let proxy = Proxy::start(server.port()).await;
         let client = client(&proxy.url()).call_timeout(LONG).plant(bug);
-        let judge = look(client.connect_lazy().expect("a client"), &proxy, &server).await;
-        if judge.violations.iter().any(|what| what.contains("held twice")) {
+        let checker = look(client.connect_lazy().expect("a client"), &proxy, &server).await;
+        if checker.violations.iter().any(|what| what.contains("held twice")) {
             return;
         }
-        judges.push(judge);
+        judges.push(checker);
     }
     panic!("the bug is not found: {judges:#?}");
 }
@@ -399,25 +403,25 @@ async fn control_a_hand_over_counted_from_its_receipt_is_found() {
 
 /// A lease counted from the reply is too long by the way of the reply: seen when
 /// the holder is cut off right after.
-async fn slow_reply(one: Dlock, proxy: &Proxy, server: &RedisServer) -> Judge {
+async fn slow_reply(one: Dlock, proxy: &Proxy, server: &RedisServer) -> RecordChecker {
     let (other, ttl) = (server.client(), TTL * 3);
     drop(one.mutex("warm").lock().await.expect("the lock"));
     proxy.delay(Way::ToClient, ttl * 2 / 3);
     let guard = one.mutex("a").ttl(ttl).lock().await.expect("the lock");
     proxy.go_silent();
-    let stay = Stay::begin(&guard).expect("it is held");
+    let interval = HeldInterval::begin(&guard).expect("it is held");
     let next = tokio::spawn(async move {
         let guard = other.mutex("a").lock().await.expect("free by ttl");
-        let stay = Stay::begin(&guard).expect("it is held");
+        let interval = HeldInterval::begin(&guard).expect("it is held");
         tokio::time::sleep(ttl).await;
-        stay.end(&guard, "next")
+        interval.end(&guard, "next")
     });
     guard.lost().await;
-    let mut judge = Judge::default();
-    stay.end(&guard, "first").into_iter().for_each(|record| judge.add(record));
-    next.await.expect("the next").into_iter().for_each(|record| judge.add(record));
-    judge.sweep(u64::MAX);
-    judge
+    let mut checker = RecordChecker::default();
+    interval.end(&guard, "first").into_iter().for_each(|record| checker.add(record));
+    next.await.expect("the next").into_iter().for_each(|record| checker.add(record));
+    checker.sweep(u64::MAX);
+    checker
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -425,8 +429,8 @@ async fn a_lease_counts_from_before_its_request() {
     let Some(server) = RedisServer::start() else { return };
     let proxy = Proxy::start(server.port()).await;
     let one = client(&proxy.url()).call_timeout(LONG).connect_lazy().expect("a client");
-    let judge = slow_reply(one, &proxy, &server).await;
-    assert_eq!((judge.judged, judge.violations), (2, Vec::new()));
+    let checker = slow_reply(one, &proxy, &server).await;
+    assert_eq!((checker.checked, checker.violations), (2, Vec::new()));
     drop(proxy);
     server.assert_nothing_left().await;
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{Dlock, Error, ErrorKind, Guard, LossReason, ReleaseOutcome, State};
 use dlock_testkit::conformance::eventually;
-use dlock_testkit::holder::Holder;
+use dlock_testkit::holder::HolderProcess;
 use dlock_testkit::proxy::Proxy;
 use dlock_testkit::redis::{Clock, RedisServer, TTL, client};
 
@@ -152,11 +152,11 @@ fn processor_time(pid: u64) -> Duration {
 async fn waiters_without_a_server(waiters: usize, down: Duration) {
     let Some(mut server) = RedisServer::start() else { return };
     let proxy = Proxy::start(server.port()).await;
-    let mut process = Holder::start(&proxy.url());
+    let mut process = HolderProcess::start(&proxy.url());
     let here = server.client();
     let guard = here.mutex("a").ttl(Duration::from_secs(300)).lock().await.expect("the lock");
-    process.tell(&format!("lock a 5000 {}", waiters / 2));
-    process.tell(&format!("fair a 5000 {}", waiters - waiters / 2));
+    process.send(&format!("lock a 5000 {}", waiters / 2));
+    process.send(&format!("fair a 5000 {}", waiters - waiters / 2));
     let queued = waiters - waiters / 2 + 1;
     eventually("they wait", async || {
         here.inspect("a").await.expect("an inspection").waiters.len() == queued
@@ -173,7 +173,7 @@ async fn waiters_without_a_server(waiters: usize, down: Duration) {
     assert!(used < took / 20, "{used:?} of {took:?} is more than 5 % of a core");
     assert!(attempts as f64 <= 2.0 * took.as_secs_f64() + 1.0, "{attempts} in {took:?}");
     server.restart();
-    process.hear("granted");
+    process.wait_for("granted");
     drop((guard, here, process, proxy));
     server.assert_nothing_left().await;
 }

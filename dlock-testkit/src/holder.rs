@@ -1,4 +1,4 @@
-//! The program `dlock-holder`, from the side of a test.
+//! Starts and controls the program `dlock-holder` from a test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::process::Puppet;
-use crate::records::Judge;
+use crate::process::ChildProcess;
+use crate::record_checker::RecordChecker;
 
 /// The path of the program `dlock-holder`, which is built at the first call.
 ///
@@ -57,60 +57,61 @@ fn build() -> PathBuf {
     program
 }
 
-/// A process that holds locks; see the program for what it can be told.
+/// A running `dlock-holder`: a process that holds locks. The source of the program
+/// lists the commands that it accepts.
 #[derive(Debug)]
-pub struct Holder {
-    /// The process: to be told something, stopped, killed.
-    pub process: Puppet,
+pub struct HolderProcess {
+    /// The process itself, which a test can pause, resume and kill.
+    pub process: ChildProcess,
     pid: u64,
 }
 
-impl Holder {
+impl HolderProcess {
     /// Starts the program with a client of this URL.
     ///
     /// # Panics
     /// If it cannot be built or started.
     pub fn start(url: &str) -> Self {
-        let mut holder = Holder { process: Puppet::start(program(), &[url]), pid: 0 };
-        holder.pid = number(&holder.hear("ready"), "pid");
+        let mut holder = HolderProcess { process: ChildProcess::start(program(), &[url]), pid: 0 };
+        holder.pid = number(&holder.wait_for("ready"), "pid");
         holder
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn pid(&self) -> u64 {
         self.pid
     }
 
-    /// Tells it something.
-    pub fn tell(&mut self, line: &str) {
-        self.process.tell(line);
+    /// Sends a command to the process.
+    pub fn send(&mut self, line: &str) {
+        self.process.send_line(line);
     }
 
-    /// Waits for the next event of this name.
+    /// Waits for the next event of this name and returns it.
     ///
     /// # Panics
-    /// If there is none in half a minute.
-    pub fn hear(&mut self, event: &str) -> Value {
-        self.process.hear(event, |line| {
-            let told: Value = serde_json::from_str(line).ok()?;
-            (told["event"] == event).then_some(told)
+    /// If there is no such event within 30 s.
+    pub fn wait_for(&mut self, event: &str) -> Value {
+        self.process.wait_for_line(event, |line| {
+            let parsed: Value = serde_json::from_str(line).ok()?;
+            (parsed["event"] == event).then_some(parsed)
         })
     }
 
-    /// Hands all records so far to a judge.
-    pub fn confess(&mut self, judge: &mut Judge) {
-        for line in self.process.rest() {
+    /// Adds all records that the process has printed so far to a checker.
+    pub fn add_records_to(&mut self, checker: &mut RecordChecker) {
+        for line in self.process.take_lines() {
             if let Ok(record) = line.parse() {
-                judge.add(record);
+                checker.add(record);
             }
         }
     }
 }
 
-/// A number in what was told.
+/// The number in this field of an event.
 ///
 /// # Panics
-/// If there is none of this name.
-pub fn number(told: &Value, name: &str) -> u64 {
-    told[name].as_u64().unwrap_or_else(|| panic!("no {name} in {told}"))
+/// If the event has no such field, or it is not a number.
+pub fn number(event: &Value, name: &str) -> u64 {
+    event[name].as_u64().unwrap_or_else(|| panic!("no number {name} in {event}"))
 }

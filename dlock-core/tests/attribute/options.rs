@@ -33,9 +33,9 @@ on_both!(
 
 #[distributed_lock(key = "order:{id}", client = dlock, guard = lock)]
 async fn enter(dlock: Dlock, id: u64, history: Arc<History>) -> Result<()> {
-    let stay = history.enter(lock);
+    let entry = history.enter(lock);
     tokio::task::yield_now().await;
-    drop(stay);
+    drop(entry);
     Ok(())
 }
 

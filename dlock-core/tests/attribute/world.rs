@@ -6,7 +6,7 @@ use std::time::Duration;
 use dlock::backend::memory::Memory;
 use dlock::{Dlock, DlockBuilder, Guard, IntoKey};
 use dlock_testkit::redis::RedisServer;
-use dlock_testkit::{Faulty, Switch, Weather};
+use dlock_testkit::{FaultControl, FaultMode, FaultyBackend};
 
 /// Longer than anything takes here; who waits for it waits for something that
 /// does not come.
@@ -21,7 +21,7 @@ pub(crate) struct World {
 }
 
 enum Store {
-    Memory(Memory, Switch),
+    Memory(Memory, FaultControl),
     Redis(RedisServer),
 }
 
@@ -37,11 +37,11 @@ fn connected(builder: DlockBuilder) -> Dlock {
 impl World {
     pub(crate) fn memory() -> Self {
         let store = Memory::new();
-        let (backend, switch) = Faulty::new(store.another());
+        let (backend, faults) = FaultyBackend::new(store.another());
         World {
             dlock: connected(configured(Dlock::builder().backend(backend))),
             other: connected(configured(Dlock::builder().backend(store.another()))),
-            store: Store::Memory(store, switch),
+            store: Store::Memory(store, faults),
         }
     }
 
@@ -70,7 +70,7 @@ impl World {
     /// Nobody answers any more.
     pub(crate) fn end_backend(&mut self) {
         match &mut self.store {
-            Store::Memory(_, switch) => switch.set(Weather::Unreachable),
+            Store::Memory(_, faults) => faults.set(FaultMode::Unreachable),
             Store::Redis(server) => server.kill(),
         }
     }

@@ -29,9 +29,9 @@ struct App {
 impl App {
     /// What every body does.
     async fn book(&self, order: usize, lock: &Guard) -> String {
-        let stay = self.histories[order].enter(lock);
+        let entry = self.histories[order].enter(lock);
         tokio::time::sleep(Duration::from_micros(200)).await;
-        drop(stay);
+        drop(entry);
         lock.token().to_string()
     }
 }

@@ -1,21 +1,24 @@
-//! Who held what when, told by several processes and judged in one place.
+//! Records of who held which lock when, written by several processes and checked in
+//! one place.
 //!
-//! A holder reads the clock *after* it was let in (`from`) and *before* it lets go
-//! (`until`), each time making sure by its guard that it held the lock at that
-//! moment; so a record claims no more than its guard did. The holder of a lock
-//! that was lost claims it up to the deadline that the guard had named.
+//! A holder reads the clock *after* it acquired the lock (`from`) and *before* it
+//! releases it (`until`), and checks each time by its guard that the lock is held. So
+//! a record never claims more than the guard did. A lock that was lost counts as held
+//! up to the deadline that the guard had named.
 //!
-//! The judge sweeps over the records in the order of `from`, as far as all of them
-//! must have arrived, and forgets what is over, so its memory does not grow:
+//! The checker sweeps over the records in the order of `from`, up to a time before
+//! which all records must have arrived. It drops records that have ended, so its
+//! memory does not grow. It checks:
 //!
-//! - **overlap**: nobody who is excluded enters while a holder is inside;
-//! - **tokens** rise: an exclusive holder's is above all before it, a shared one's
-//!   above those of the exclusive ones;
-//! - **fence**: a [`Fence`] for each key lets everybody pass who holds the lock,
-//!   and no stale one who was overtaken.
+//! - **overlap**: nobody acquires a lock while another holder excludes it;
+//! - **tokens** rise: the token of an exclusive holder is above all before it, the
+//!   token of a shared holder is above those of all exclusive holders before it;
+//! - **fence**: a [`Fence`] for each key accepts every holder, and rejects a stale
+//!   one after a later holder.
 //!
-//! What a server that lost its data cannot know is excused for as long as leases
-//! from before may last; afterwards tokens must be above all from before.
+//! A server that lost its data cannot know the leases from before. Violations are
+//! excused as long as these may last; afterwards tokens must be above all earlier
+//! ones.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
@@ -24,22 +27,22 @@ use std::time::Duration;
 
 use dlock::{Access, Fence, Mode, Token};
 
-/// Somebody held a key.
+/// A record that somebody held a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Which.
+    /// The key of the lock.
     pub key: String,
-    /// What for.
+    /// The mode in which the lock was held.
     pub mode: Mode,
-    /// With this token; 0 for permits.
+    /// The fencing token; 0 for permits.
     pub token: u64,
-    /// Held at this moment, see [`process::now`](crate::process::now).
+    /// The lock was held from this moment, see [`process::now`](crate::process::now).
     pub from: u64,
-    /// And until this one.
+    /// The lock was held until this moment.
     pub until: u64,
-    /// When the holder, having lost the lock, tried to write nevertheless.
+    /// When the holder tried to write although it had lost the lock.
     pub stale: Option<u64>,
-    /// Who, for people.
+    /// The holder's name, for error messages.
     pub who: String,
 }
 
@@ -86,27 +89,27 @@ fn number(word: &str) -> Result<u64, ()> {
     word.parse().map_err(drop)
 }
 
-/// Judges records as they come in.
+/// Checks records as they arrive; see the [module](self).
 #[derive(Debug, Default)]
-pub struct Judge {
+pub struct RecordChecker {
     waiting: BinaryHeap<Event>,
     keys: HashMap<String, Key>,
     swept_to: u64,
     losses: Vec<(u64, u64)>,
-    /// What was found wrong.
+    /// The violations that were found.
     pub violations: Vec<String>,
-    /// How many records were judged.
-    pub judged: u64,
-    /// How many came after the sweep had passed them, and were not.
+    /// How many records were checked.
+    pub checked: u64,
+    /// How many records arrived after the sweep had passed them and were not checked.
     pub late: u64,
-    /// How many stale writes were tried, and how many of them rejected.
+    /// How many stale writes were tried, and how many of them were rejected.
     pub stale: (u64, u64),
-    /// How many faults were excused by a loss of data.
+    /// How many violations were excused by a loss of data.
     pub excused: u64,
 }
 
-/// Something to judge, at a moment. The earliest is the greatest: a heap gives
-/// that first.
+/// Something to check, and its time. The earliest event is the greatest, because a
+/// heap returns the greatest first.
 #[derive(Debug, PartialEq, Eq)]
 struct Event {
     at: u64,
@@ -135,8 +138,8 @@ struct Key {
     top: u64,
 }
 
-impl Judge {
-    /// A record came in.
+impl RecordChecker {
+    /// Adds a record.
     pub fn add(&mut self, record: Record) {
         if record.from < self.swept_to {
             self.late += 1;
@@ -149,14 +152,14 @@ impl Judge {
         self.waiting.push(Event { at: record.from, stale: false, record });
     }
 
-    /// From this moment on the server may have lost its data, and for as long as
-    /// `leases` more somebody may rightly believe to hold a lock from before.
+    /// Tells the checker that the server lost its data at or after this moment. For the
+    /// time `leases` from now, clients may still hold locks from before.
     pub fn data_lost(&mut self, from: u64, leases: Duration) {
         let leases = u64::try_from(leases.as_nanos()).unwrap_or(u64::MAX);
         self.losses.push((from, crate::process::now().saturating_add(leases)));
     }
 
-    /// Judges what happened before this moment.
+    /// Checks what happened before this moment.
     pub fn sweep(&mut self, to: u64) {
         while self.waiting.peek().is_some_and(|event| event.at < to) {
             let Some(Event { stale, record, .. }) = self.waiting.pop() else { break };
@@ -165,7 +168,7 @@ impl Judge {
         self.swept_to = self.swept_to.max(to);
     }
 
-    /// How many records wait to be judged.
+    /// How many events wait to be checked.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -175,7 +178,7 @@ impl Judge {
     }
 
     fn enter(&mut self, record: Record) {
-        self.judged += 1;
+        self.checked += 1;
         let excused = self.is_excused(record.from);
         let key = self.keys.entry(record.key.clone()).or_default();
         let faults = key.enter(record);
@@ -259,16 +262,16 @@ mod tests {
         Record { key: "k".into(), mode, token, from, until, stale: None, who: "w".into() }
     }
 
-    fn judged(records: &[Record]) -> Judge {
-        let mut judge = Judge::default();
+    fn checked(records: &[Record]) -> RecordChecker {
+        let mut checker = RecordChecker::default();
         for record in records {
-            let told: Record = record.to_string().parse().unwrap();
-            assert_eq!(told, *record, "what is written is what is read");
-            judge.add(told);
+            let parsed: Record = record.to_string().parse().unwrap();
+            assert_eq!(parsed, *record, "what is written is what is read");
+            checker.add(parsed);
         }
-        judge.sweep(u64::MAX);
-        assert_eq!(judge.judged, records.len() as u64);
-        judge
+        checker.sweep(u64::MAX);
+        assert_eq!(checker.checked, records.len() as u64);
+        checker
     }
 
     use Mode::{Exclusive, Shared};
@@ -276,28 +279,28 @@ mod tests {
     #[test]
     fn one_after_the_other_is_fine_in_any_order_of_arrival() {
         let later = record(Exclusive, 2, 20, 30);
-        let judge = judged(&[later, record(Exclusive, 1, 10, 20), record(Shared, 3, 30, 40)]);
-        assert!(judge.violations.is_empty(), "{:?}", judge.violations);
+        let checker = checked(&[later, record(Exclusive, 1, 10, 20), record(Shared, 3, 30, 40)]);
+        assert!(checker.violations.is_empty(), "{:?}", checker.violations);
     }
 
     #[test]
     fn overlaps_are_found() {
         for (one, two) in [(Exclusive, Exclusive), (Exclusive, Shared), (Shared, Exclusive)] {
-            let judge = judged(&[record(one, 1, 10, 21), record(two, 2, 20, 30)]);
-            assert_eq!(judge.violations.len(), 1, "{one:?} {two:?}");
+            let checker = checked(&[record(one, 1, 10, 21), record(two, 2, 20, 30)]);
+            assert_eq!(checker.violations.len(), 1, "{one:?} {two:?}");
         }
-        let readers = judged(&[record(Shared, 1, 10, 21), record(Shared, 1, 20, 30)]);
+        let readers = checked(&[record(Shared, 1, 10, 21), record(Shared, 1, 20, 30)]);
         assert!(readers.violations.is_empty());
         let permits = Mode::Permits { count: 2, of: 3 };
-        let judge = judged(&[record(permits, 0, 10, 21), record(permits, 0, 20, 30)]);
-        assert_eq!(judge.violations.len(), 1);
+        let checker = checked(&[record(permits, 0, 10, 21), record(permits, 0, 20, 30)]);
+        assert_eq!(checker.violations.len(), 1);
     }
 
     #[test]
     fn tokens_must_rise() {
         for (one, two) in [(Exclusive, Exclusive), (Exclusive, Shared), (Shared, Exclusive)] {
-            let judge = judged(&[record(one, 2, 10, 20), record(two, 2, 20, 30)]);
-            assert_eq!(judge.violations.len(), 1, "{one:?} {two:?}");
+            let checker = checked(&[record(one, 2, 10, 20), record(two, 2, 20, 30)]);
+            assert_eq!(checker.violations.len(), 1, "{one:?} {two:?}");
         }
     }
 
@@ -305,25 +308,25 @@ mod tests {
     fn stale_writes_are_rejected_once_overtaken() {
         let mut stale = record(Exclusive, 1, 10, 20);
         stale.stale = Some(40);
-        let judge = judged(&[stale.clone(), record(Exclusive, 2, 30, 50)]);
-        assert_eq!((judge.stale, judge.violations.len()), ((1, 1), 0));
-        let judge = judged(&[stale, record(Exclusive, 2, 50, 60)]);
-        assert_eq!((judge.stale, judge.violations.len()), ((1, 0), 0));
+        let checker = checked(&[stale.clone(), record(Exclusive, 2, 30, 50)]);
+        assert_eq!((checker.stale, checker.violations.len()), ((1, 1), 0));
+        let checker = checked(&[stale, record(Exclusive, 2, 50, 60)]);
+        assert_eq!((checker.stale, checker.violations.len()), ((1, 0), 0));
     }
 
     #[test]
     fn a_loss_of_data_excuses_overlaps_but_later_tokens_rise() {
         let now = crate::process::now();
-        let mut judge = Judge::default();
-        judge.data_lost(15, Duration::ZERO);
+        let mut checker = RecordChecker::default();
+        checker.data_lost(15, Duration::ZERO);
         let later = now + 1_000_000_000;
-        judge.add(record(Exclusive, 5, 10, 30));
-        judge.add(record(Exclusive, 9, 20, 40));
-        judge.add(record(Exclusive, 6, 25, 30)); // handed over by the holder from before
-        judge.add(record(Exclusive, 8, later, later + 1));
-        judge.sweep(u64::MAX);
-        assert_eq!(judge.violations.len(), 1, "{:?}", judge.violations);
-        assert!(judge.violations[0].contains("does not rise above 9"));
-        assert_eq!(judge.excused, 4);
+        checker.add(record(Exclusive, 5, 10, 30));
+        checker.add(record(Exclusive, 9, 20, 40));
+        checker.add(record(Exclusive, 6, 25, 30)); // handed over by the holder from before
+        checker.add(record(Exclusive, 8, later, later + 1));
+        checker.sweep(u64::MAX);
+        assert_eq!(checker.violations.len(), 1, "{:?}", checker.violations);
+        assert!(checker.violations[0].contains("does not rise above 9"));
+        assert_eq!(checker.excused, 4);
     }
 }

@@ -1,4 +1,4 @@
-//! The world that a seed plays in.
+//! The simulation of one seed: its processes, servers, clocks and events.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -18,88 +18,89 @@ use super::checker::Checker;
 use super::plan::{Fault, Plan};
 use super::{Options, Report};
 
-mod judge;
+mod checks;
 mod network;
 mod tasks;
 
 use self::network::failed;
 
-/// Who sits where: a task of a process, in one of its lives.
+/// One lock request of a task: the process and its incarnation, the task, and the
+/// number of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Seat {
+pub(super) struct TaskRun {
     pub(super) process: usize,
-    pub(super) life: u32,
+    pub(super) incarnation: u32,
     pub(super) task: usize,
     pub(super) round: u32,
 }
 
 /// The server's time when the simulation starts, in microseconds.
 const EPOCH_MICROS: u64 = 1_700_000_000_000_000;
-/// How often the checker looks for stalls once faults are over.
-const LOOK: Duration = Duration::from_millis(250);
-/// How long a free lock may be waited for: a lost message costs about a second,
+/// How often the simulation looks for stalls once faults are over.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// How long a task may wait for a free lock. A lost message costs about a second, and
 /// a call its time-out.
 const STALL: Duration = Duration::from_millis(2_500);
-/// How long a task holds once faults are over, at most.
+/// The longest time for which a task holds a lock once faults are over.
 const CALM_HOLD: Duration = Duration::from_millis(10);
-/// How long anybody may wait then: for 32 tasks, in the order of four processes.
+/// The longest wait once faults are over: for 32 tasks, in the order of four processes.
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
 
-pub(super) struct World {
+pub(super) struct Simulation {
     plan: Plan,
     random: StdRng,
     now: Duration,
     seq: u64,
     events: BinaryHeap<Reverse<(Duration, u64, Pending)>>,
-    happenings: BTreeMap<u64, Event>,
+    scheduled: BTreeMap<u64, Event>,
     processes: Vec<Process>,
     servers: Vec<Server>,
     keys: Vec<Key>,
     checker: Checker,
-    /// Since when a key has been free at every look.
+    /// Since when a key has been free at every check.
     free_since: Vec<Option<Duration>>,
     planted: PlantedBug,
     plant: Option<Bug>,
     clients: u64,
     /// When a message was last lost or late, or a fault ended.
-    troubled: Duration,
-    faults_on: u32,
+    last_trouble: Duration,
+    active_faults: u32,
     wants_log: bool,
     report: Report,
 }
 
-/// Orders nothing: events are ordered by time and number.
+/// A placeholder: events are ordered by time and number only.
 type Pending = ();
 
 struct Process {
-    life: u32,
+    incarnation: u32,
     client: u64,
     alive: bool,
     paused: bool,
-    clock: Drifting,
+    clock: DriftingClock,
     /// One machine for each server.
     machines: Vec<Engine<usize>>,
     ticks: Vec<Duration>,
     unanswered: Vec<BTreeMap<CallId, Request>>,
     tasks: Vec<Task>,
-    /// What happened while it was paused.
-    missed: VecDeque<Event>,
+    /// The events that wait until the process is resumed.
+    deferred: VecDeque<Event>,
 }
 
 #[derive(Clone, Copy)]
-struct Drifting {
+struct DriftingClock {
     per_mille: i64,
     offset: Duration,
 }
 
-impl Drifting {
+impl DriftingClock {
     fn at(self, now: Duration) -> Moment {
         let nanos = i128::try_from(now.as_nanos()).unwrap_or(0);
         let local = nanos + nanos * i128::from(self.per_mille) / 1_000;
         Moment::from_nanos(u64::try_from(local).unwrap_or(0)) + self.offset
     }
 
-    /// When the clock shows this, at the earliest.
+    /// The earliest simulated time at which the clock shows this.
     fn when(self, shows: Moment) -> Duration {
         let local = i128::from((shows - self.offset).as_nanos());
         let nanos = local * 1_000 / i128::from(1_000 + self.per_mille) + 1;
@@ -109,15 +110,15 @@ impl Drifting {
 
 struct Server {
     queue: LockTable,
-    clock: Drifting,
+    clock: DriftingClock,
     down: bool,
     stopped: bool,
     inbox: VecDeque<Event>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
-    Thinking,
+enum TaskState {
+    Idle,
     Waiting,
     Holding,
     Releasing,
@@ -125,32 +126,32 @@ enum Doing {
 
 #[derive(Clone, Debug)]
 struct Task {
-    doing: Doing,
+    state: TaskState,
     round: u32,
     ticket: Option<Ticket>,
     key: usize,
     mode: Mode,
     since: Duration,
-    told_lost: bool,
+    loss_reported: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A machine has something due.
+    /// A timer of a machine is due.
     Tick {
         process: usize,
-        life: u32,
+        incarnation: u32,
         server: usize,
     },
-    /// A task goes on.
+    /// A task takes its next step.
     Task {
-        seat: Seat,
+        run: TaskRun,
         step: TaskStep,
     },
     /// A request reaches its server.
     Request {
         process: usize,
-        life: u32,
+        incarnation: u32,
         server: usize,
         call: CallId,
         request: Box<Request>,
@@ -158,7 +159,7 @@ enum Event {
     /// An answer reaches its process.
     Answer {
         process: usize,
-        life: u32,
+        incarnation: u32,
         server: usize,
         call: CallId,
         answer: Box<Answer>,
@@ -166,7 +167,7 @@ enum Event {
     /// A call was not answered in time.
     TimeOut {
         process: usize,
-        life: u32,
+        incarnation: u32,
         server: usize,
         call: CallId,
     },
@@ -178,8 +179,8 @@ enum Event {
         notice: Notice,
     },
     Fault(Fault),
-    Over(Fault),
-    Look,
+    FaultEnds(Fault),
+    CheckProgress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,18 +191,18 @@ enum TaskStep {
     Done,
 }
 
-impl World {
+impl Simulation {
     pub(super) fn new(seed: u64, options: &Options) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let plan = Plan::new(&mut random);
         let planted = PlantedBug::with(options.plant);
-        // The last key is the marathon's own.
+        // The last key is for the task that holds one until the end.
         let keys: Vec<Key> =
             (0..=plan.keys).map(|n| Key::new(format!("k{n}")).expect("a valid key")).collect();
         let servers = (0..plan.servers)
             .map(|_| Server {
                 queue: LockTable::new(EPOCH_MICROS, planted),
-                clock: Drifting {
+                clock: DriftingClock {
                     per_mille: drift(&mut random, plan.drift),
                     offset: Duration::ZERO,
                 },
@@ -210,55 +211,55 @@ impl World {
                 inbox: VecDeque::new(),
             })
             .collect();
-        let mut world = World {
+        let mut simulation = Simulation {
             checker: Checker::new(2 * (plan.keys + 1)),
             free_since: vec![None; plan.keys],
             now: Duration::ZERO,
             seq: 0,
             events: BinaryHeap::new(),
-            happenings: BTreeMap::new(),
+            scheduled: BTreeMap::new(),
             processes: Vec::new(),
             servers,
             keys,
             planted,
             plant: options.plant,
             clients: 0,
-            troubled: Duration::ZERO,
-            faults_on: 0,
+            last_trouble: Duration::ZERO,
+            active_faults: 0,
             wants_log: options.log,
             report: Report::default(),
             random,
             plan,
         };
-        for process in 0..world.plan.processes {
-            let born = world.new_process(0);
-            world.processes.push(born);
-            world.start_tasks(process);
+        for process in 0..simulation.plan.processes {
+            let started = simulation.new_process(0);
+            simulation.processes.push(started);
+            simulation.start_tasks(process);
         }
-        for (at, fault) in world.plan.faults.clone() {
-            world.at(at, Event::Fault(fault));
+        for (at, fault) in simulation.plan.faults.clone() {
+            simulation.at(at, Event::Fault(fault));
         }
-        let first_look = world.plan.faulty_for + LOOK;
-        world.at(first_look, Event::Look);
-        world
+        let first_check = simulation.plan.faulty_for + CHECK_INTERVAL;
+        simulation.at(first_check, Event::CheckProgress);
+        simulation
     }
 
-    pub(super) fn play(mut self) -> Report {
+    pub(super) fn run(mut self) -> Report {
         if self.wants_log {
             let _ = writeln!(self.report.log, "{:?}", self.plan);
         }
-        let end = self.plan.day_ends + Duration::from_secs(4) + self.plan.call_timeout;
+        let end = self.plan.tasks_until + Duration::from_secs(4) + self.plan.call_timeout;
         while let Some(Reverse((at, seq, ()))) = self.events.pop() {
             if at > end || self.checker.violation.is_some() {
                 break;
             }
             self.now = at;
-            let Some(event) = self.happenings.remove(&seq) else { continue };
+            let Some(event) = self.scheduled.remove(&seq) else { continue };
             self.log(|| format!("{event:?}"));
-            self.happen(event);
+            self.handle(event);
         }
         self.now = end;
-        self.judge_rest();
+        self.check_nothing_left();
         self.report.violation = self.checker.violation.take();
         self.report
     }
@@ -273,7 +274,7 @@ impl World {
     fn at(&mut self, at: Duration, event: Event) {
         self.seq += 1;
         self.events.push(Reverse((at, self.seq, ())));
-        self.happenings.insert(self.seq, event);
+        self.scheduled.insert(self.seq, event);
     }
 
     fn after(&mut self, delay: Duration, event: Event) {
@@ -297,30 +298,30 @@ impl World {
         self.plan.ttl.mul_f64(1.1) + Duration::from_secs(1)
     }
 
-    fn new_process(&mut self, life: u32) -> Process {
+    fn new_process(&mut self, incarnation: u32) -> Process {
         self.clients += 1;
         let limits = Limits {
-            handover: HandoverLimits { count: self.plan.handovers, time: self.plan.tenure },
+            handover: HandoverLimits { count: self.plan.handovers, time: self.plan.handover_time },
             waiters: 100,
         };
         let machines = (0..self.plan.servers)
             .map(|_| Engine::new(limits, self.random.random(), self.planted))
             .collect();
-        let clock = Drifting {
+        let clock = DriftingClock {
             per_mille: drift(&mut self.random, self.plan.drift),
             offset: Duration::from_nanos(self.random.random_range(0..10_000_000_000)),
         };
         let idle = Task {
-            doing: Doing::Thinking,
+            state: TaskState::Idle,
             round: 0,
             ticket: None,
             key: 0,
             mode: Mode::Exclusive,
             since: Duration::ZERO,
-            told_lost: false,
+            loss_reported: false,
         };
         Process {
-            life,
+            incarnation,
             client: self.clients,
             alive: true,
             paused: false,
@@ -329,15 +330,20 @@ impl World {
             ticks: vec![Duration::MAX; self.plan.servers],
             unanswered: vec![BTreeMap::new(); self.plan.servers],
             tasks: vec![idle; self.plan.tasks],
-            missed: VecDeque::new(),
+            deferred: VecDeque::new(),
         }
     }
 
     fn start_tasks(&mut self, process: usize) {
         for task in 0..self.plan.tasks {
-            let seat = Seat { process, life: self.processes[process].life, task, round: 0 };
-            let think = self.between(Duration::ZERO, self.plan.longest_think);
-            self.after(think, Event::Task { seat, step: TaskStep::Ask });
+            let run = TaskRun {
+                process,
+                incarnation: self.processes[process].incarnation,
+                task,
+                round: 0,
+            };
+            let pause = self.between(Duration::ZERO, self.plan.longest_pause);
+            self.after(pause, Event::Task { run, step: TaskStep::Ask });
         }
     }
 
@@ -345,12 +351,12 @@ impl World {
         key % self.plan.servers
     }
 
-    /// Where the checker keeps a key's history: semaphores have keys of their own.
+    /// The number of the history in the checker: semaphores have histories of their own.
     fn history_of(&self, key: usize, mode: Mode) -> usize {
         if mode.is_permits() { self.keys.len() + key } else { key }
     }
 
-    /// Lets a machine take a step and does what it calls for.
+    /// Lets a machine take a step and performs the actions that it returns.
     fn step<T>(
         &mut self,
         process: usize,
@@ -373,21 +379,23 @@ impl World {
             let due = self.processes[process].clock.when(due).max(self.now);
             if due < self.processes[process].ticks[server] {
                 self.processes[process].ticks[server] = due;
-                let life = self.processes[process].life;
-                self.at(due, Event::Tick { process, life, server });
+                let incarnation = self.processes[process].incarnation;
+                self.at(due, Event::Tick { process, incarnation, server });
             }
         }
         result
     }
 
-    fn happen(&mut self, event: Event) {
-        if let Some((process, life)) = self.addressee(&event) {
-            let addressee = &mut self.processes[process];
-            if !addressee.alive || life.is_some_and(|life| life != addressee.life) {
+    fn handle(&mut self, event: Event) {
+        if let Some((process, incarnation)) = self.recipient(&event) {
+            let recipient = &mut self.processes[process];
+            if !recipient.alive
+                || incarnation.is_some_and(|incarnation| incarnation != recipient.incarnation)
+            {
                 return;
             }
-            if addressee.paused {
-                addressee.missed.push_back(event);
+            if recipient.paused {
+                recipient.deferred.push_back(event);
                 return;
             }
         }
@@ -397,18 +405,18 @@ impl World {
                     self.processes[process].ticks[server] = Duration::MAX;
                 }
                 self.step(process, server, Engine::tick);
-                self.judge_server(server);
+                self.check_server(server);
             }
-            Event::Task { seat, step } => self.task_step(seat, step),
-            Event::Request { process, life, server, call, request } => {
+            Event::Task { run, step } => self.task_step(run, step),
+            Event::Request { process, incarnation, server, call, request } => {
                 if self.servers[server].down {
-                    return; // gone with the connection
+                    return; // lost with the connection
                 }
                 if self.servers[server].stopped {
-                    let event = Event::Request { process, life, server, call, request };
+                    let event = Event::Request { process, incarnation, server, call, request };
                     return self.servers[server].inbox.push_back(event);
                 }
-                self.serve(process, life, server, call, &request);
+                self.serve(process, incarnation, server, call, &request);
             }
             Event::Answer { process, server, call, answer, .. } => {
                 self.answered(process, server, call, *answer);
@@ -425,21 +433,21 @@ impl World {
                 self.step(process, server, |machine, now, actions| {
                     machine.notice(now, owner, notice, actions);
                 });
-                self.judge_server(server);
+                self.check_server(server);
             }
             Event::Fault(fault) => self.begin(fault),
-            Event::Over(fault) => self.end(fault),
-            Event::Look => self.look(),
+            Event::FaultEnds(fault) => self.end(fault),
+            Event::CheckProgress => self.check_progress(),
         }
     }
 
-    /// The process that an event happens to, and in which of its lives.
-    fn addressee(&self, event: &Event) -> Option<(usize, Option<u32>)> {
+    /// The process that an event is for, and its incarnation if that matters.
+    fn recipient(&self, event: &Event) -> Option<(usize, Option<u32>)> {
         match event {
-            Event::Tick { process, life, .. }
-            | Event::Answer { process, life, .. }
-            | Event::TimeOut { process, life, .. } => Some((*process, Some(*life))),
-            Event::Task { seat, .. } => Some((seat.process, Some(seat.life))),
+            Event::Tick { process, incarnation, .. }
+            | Event::Answer { process, incarnation, .. }
+            | Event::TimeOut { process, incarnation, .. } => Some((*process, Some(*incarnation))),
+            Event::Task { run, .. } => Some((run.process, Some(run.incarnation))),
             Event::Notice { client, .. } => {
                 let process =
                     self.processes.iter().position(|process| process.client == *client)?;

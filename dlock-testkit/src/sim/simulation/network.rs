@@ -1,4 +1,4 @@
-//! The network of the world, its servers, and its faults.
+//! The network of a simulation, its servers, and its faults.
 
 use std::time::Duration;
 
@@ -8,26 +8,26 @@ use dlock::machine::CallId;
 use dlock::{Error, ErrorKind, Operation};
 use rand::RngExt as _;
 
-use super::super::checker::Loss;
+use super::super::checker::DataLoss;
 use super::super::plan::Fault;
-use super::{EPOCH_MICROS, Event, Server, World};
+use super::{EPOCH_MICROS, Event, Server, Simulation};
 
-impl World {
+impl Simulation {
     /// How long a message takes; `None` if it never arrives.
     pub(super) fn delay(&mut self) -> Option<Duration> {
         let usual = self.between(Duration::from_micros(50), Duration::from_millis(3));
         if !self.is_faulty() {
             return Some(usual);
         }
-        let throw = self.random.random_range(0..1000);
-        if throw < self.plan.dropped {
+        let drawn = self.random.random_range(0..1000);
+        if drawn < self.plan.dropped {
             self.report.message_faults += 1;
-            self.troubled = self.now;
+            self.last_trouble = self.now;
             return None;
         }
-        if throw < self.plan.dropped + self.plan.late {
+        if drawn < self.plan.dropped + self.plan.late {
             self.report.message_faults += 1;
-            self.troubled = self.now + self.plan.latest;
+            self.last_trouble = self.now + self.plan.latest;
             return Some(self.between(Duration::ZERO, self.plan.latest));
         }
         Some(usual)
@@ -45,24 +45,24 @@ impl World {
     }
 
     pub(super) fn send(&mut self, process: usize, server: usize, call: CallId, request: Request) {
-        let life = self.processes[process].life;
+        let incarnation = self.processes[process].incarnation;
         self.processes[process].unanswered[server].insert(call, request.clone());
         let timeout = self.plan.call_timeout;
-        self.after(timeout, Event::TimeOut { process, life, server, call });
+        self.after(timeout, Event::TimeOut { process, incarnation, server, call });
         if self.servers[server].down {
             let answer = failed(&request, ErrorKind::Unavailable);
             let soon = self.between(Duration::from_micros(50), Duration::from_millis(1));
             let answer = Box::new(answer);
-            return self.after(soon, Event::Answer { process, life, server, call, answer });
+            return self.after(soon, Event::Answer { process, incarnation, server, call, answer });
         }
         let request = Box::new(request);
-        self.deliver(Event::Request { process, life, server, call, request });
+        self.deliver(Event::Request { process, incarnation, server, call, request });
     }
 
     pub(super) fn serve(
         &mut self,
         process: usize,
-        life: u32,
+        incarnation: u32,
         server: usize,
         call: CallId,
         request: &Request,
@@ -79,7 +79,7 @@ impl World {
         };
         self.log(|| format!("  -> {answer:?}"));
         let answer = Box::new(answer);
-        self.deliver(Event::Answer { process, life, server, call, answer });
+        self.deliver(Event::Answer { process, incarnation, server, call, answer });
         for SentNotice { client, owner, notice, .. } in sent {
             self.deliver(Event::Notice { client, server, owner, notice });
         }
@@ -87,12 +87,12 @@ impl World {
 
     pub(super) fn answered(&mut self, process: usize, server: usize, call: CallId, answer: Answer) {
         if self.processes[process].unanswered[server].remove(&call).is_none() {
-            return; // came after its time-out, or twice
+            return; // after its time-out, or a duplicate
         }
         self.step(process, server, |machine, now, actions| {
             machine.reply(now, call, answer, actions)
         });
-        self.judge_server(server);
+        self.check_server(server);
     }
 
     pub(super) fn begin(&mut self, fault: Fault) {
@@ -111,48 +111,48 @@ impl World {
                 let dead = &mut self.processes[process];
                 dead.alive = false;
                 dead.paused = false;
-                dead.missed.clear();
-                self.checker.left_all(|seat| seat.process == process);
+                dead.deferred.clear();
+                self.checker.remove_all(|run| run.process == process);
                 lasts
             }
             Fault::StopServer { server, lasts } => {
                 self.servers[server].stopped = true;
                 lasts
             }
-            Fault::RestartServer { server, lasts, forgets } => {
+            Fault::RestartServer { server, lasts, loses_data } => {
                 self.servers[server].down = true;
                 self.servers[server].inbox.clear();
-                if forgets {
+                if loses_data {
                     self.servers[server].queue = LockTable::new(EPOCH_MICROS, self.planted);
                     let micros = self.servers[server].clock.at(self.now).as_micros();
                     let tokens = (EPOCH_MICROS, EPOCH_MICROS + micros + 1_000);
-                    let loss = Loss { at: self.now, tokens };
+                    let loss = DataLoss { at: self.now, tokens };
                     for key in (server..self.keys.len()).step_by(self.plan.servers) {
-                        self.checker.forgot(key, loss);
-                        self.checker.forgot(self.keys.len() + key, loss);
+                        self.checker.data_loss(key, loss);
+                        self.checker.data_loss(self.keys.len() + key, loss);
                     }
                 }
                 lasts
             }
         };
         self.report.faults += 1;
-        self.faults_on += 1;
-        self.after(lasts, Event::Over(fault));
+        self.active_faults += 1;
+        self.after(lasts, Event::FaultEnds(fault));
     }
 
     pub(super) fn end(&mut self, fault: Fault) {
-        self.faults_on -= 1;
-        self.troubled = self.troubled.max(self.now);
+        self.active_faults -= 1;
+        self.last_trouble = self.last_trouble.max(self.now);
         match fault {
             Fault::PauseProcess { process, .. } => {
                 self.processes[process].paused = false;
-                for event in std::mem::take(&mut self.processes[process].missed) {
+                for event in std::mem::take(&mut self.processes[process].deferred) {
                     self.after(Duration::ZERO, event);
                 }
             }
             Fault::KillProcess { process, .. } => {
-                let life = self.processes[process].life + 1;
-                self.processes[process] = self.new_process(life);
+                let incarnation = self.processes[process].incarnation + 1;
+                self.processes[process] = self.new_process(incarnation);
                 self.start_tasks(process);
             }
             Fault::StopServer { server, .. } => {

@@ -1,4 +1,4 @@
-//! A backend whose calls can be made to fail.
+//! A backend whose calls a test can make fail.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,63 +8,64 @@ use dlock::backend::{AcquireOutcome, Claim, Release, RenewOutcome};
 use dlock::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
 use dlock::{Error, ErrorKind, Holder, Key, Operation, ReleaseOutcome, Result};
 
-/// What happens to calls.
+/// What happens to the calls of a [`FaultyBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weather {
-    /// They arrive and are answered.
-    Fine,
-    /// They fail before they are sent: `Unavailable`.
+pub enum FaultMode {
+    /// Calls arrive and are answered.
+    Healthy,
+    /// Calls fail with `Unavailable` and never arrive.
     Unreachable,
-    /// They arrive, but the answers are lost: `Unknown`.
+    /// Calls arrive, but their answers are lost: they fail with `Unknown`.
     AnswersLost,
-    /// They are never answered, nor do they fail.
-    Silent,
+    /// Calls neither succeed nor fail: they never return.
+    NoAnswer,
 }
 
-/// The switch of a [`Faulty`] backend.
+/// Sets the [`FaultMode`] of a [`FaultyBackend`] and counts its calls.
 #[derive(Clone, Debug)]
-pub struct Switch {
-    weather: Arc<Mutex<Weather>>,
+pub struct FaultControl {
+    mode: Arc<Mutex<FaultMode>>,
     calls: Arc<AtomicU64>,
 }
 
-impl Switch {
+impl FaultControl {
     /// Changes what happens to calls from now on.
-    pub fn set(&self, weather: Weather) {
-        *self.weather.lock().unwrap_or_else(PoisonError::into_inner) = weather;
+    pub fn set(&self, mode: FaultMode) {
+        *self.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
     }
 
-    fn get(&self) -> Weather {
-        *self.weather.lock().unwrap_or_else(PoisonError::into_inner)
+    fn get(&self) -> FaultMode {
+        *self.mode.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many calls there were so far.
+    /// The number of calls so far.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 }
 
-/// Another backend behind a switch.
+/// A wrapper of a backend that fails on demand.
 #[derive(Debug)]
-pub struct Faulty<B> {
+pub struct FaultyBackend<B> {
     inner: B,
-    switch: Switch,
-    /// `Some`: pretends to be remote, so that the client runs its driver's
-    /// thread, and takes this long for each call.
+    control: FaultControl,
+    /// With `Some` the backend claims to be remote, so that the client runs its
+    /// driver thread, and each call takes this long.
     latency: Option<Duration>,
 }
 
-impl<B: Backend> Faulty<B> {
-    /// The backend and its switch.
-    pub fn new(inner: B) -> (Self, Switch) {
-        let switch = Switch { weather: Arc::new(Mutex::new(Weather::Fine)), calls: Arc::default() };
-        (Faulty { inner, switch: switch.clone(), latency: None }, switch)
+impl<B: Backend> FaultyBackend<B> {
+    /// Wraps a backend; the second value controls the faults.
+    pub fn new(inner: B) -> (Self, FaultControl) {
+        let control =
+            FaultControl { mode: Arc::new(Mutex::new(FaultMode::Healthy)), calls: Arc::default() };
+        (FaultyBackend { inner, control: control.clone(), latency: None }, control)
     }
 
-    /// The same, as if it were on another machine.
-    pub fn remote(inner: B, latency: Duration) -> (Self, Switch) {
-        let (faulty, switch) = Self::new(inner);
-        (Faulty { latency: Some(latency), ..faulty }, switch)
+    /// Wraps a backend as if it were on another machine, with this latency.
+    pub fn remote(inner: B, latency: Duration) -> (Self, FaultControl) {
+        let (faulty, control) = Self::new(inner);
+        (FaultyBackend { latency: Some(latency), ..faulty }, control)
     }
 
     fn call<'a, T: Send + Unpin + 'a>(
@@ -73,37 +74,37 @@ impl<B: Backend> Faulty<B> {
         call: impl FnOnce() -> Call<'a, T> + Send + 'a,
         failed: impl Fn(Error) -> T + Send + 'a,
     ) -> Call<'a, T> {
-        self.switch.calls.fetch_add(1, Ordering::Relaxed);
-        let error = move |kind| Error::new(kind, operation).saying("as the test wants it");
-        let weather = self.switch.get();
+        self.control.calls.fetch_add(1, Ordering::Relaxed);
+        let error = move |kind| Error::new(kind, operation).saying("injected by the test");
+        let mode = self.control.get();
         let latency = self.latency.or(self.inner.capabilities().remote.then_some(Duration::ZERO));
         let Some(latency) = latency else {
-            return match weather {
-                Weather::Fine => call(),
-                Weather::Unreachable => Call::answered(failed(error(ErrorKind::Unavailable))),
-                Weather::AnswersLost => {
+            return match mode {
+                FaultMode::Healthy => call(),
+                FaultMode::Unreachable => Call::answered(failed(error(ErrorKind::Unavailable))),
+                FaultMode::AnswersLost => {
                     drop(call());
                     Call::answered(failed(error(ErrorKind::Unknown)))
                 }
-                Weather::Silent => Call::new(std::future::pending()),
+                FaultMode::NoAnswer => Call::new(std::future::pending()),
             };
         };
         Call::new(async move {
             tokio::time::sleep(latency).await;
-            match weather {
-                Weather::Fine => call().await,
-                Weather::Unreachable => failed(error(ErrorKind::Unavailable)),
-                Weather::AnswersLost => {
+            match mode {
+                FaultMode::Healthy => call().await,
+                FaultMode::Unreachable => failed(error(ErrorKind::Unavailable)),
+                FaultMode::AnswersLost => {
                     call().await;
                     failed(error(ErrorKind::Unknown))
                 }
-                Weather::Silent => std::future::pending().await,
+                FaultMode::NoAnswer => std::future::pending().await,
             }
         })
     }
 }
 
-impl<B: Backend> Backend for Faulty<B> {
+impl<B: Backend> Backend for FaultyBackend<B> {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.inner.capabilities();
         capabilities.remote |= self.latency.is_some();

@@ -1,4 +1,4 @@
-//! What a holder can truthfully say of the time it held a lock.
+//! The time during which a process held a lock, as its own guard proves it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -8,21 +8,21 @@ use std::time::Duration;
 use dlock::{Guard, LossReason, Mode, MultiGuard, Permits, State};
 
 use crate::process::now;
-use crate::records::Record;
+use crate::record_checker::Record;
 
-/// What all guards can tell.
-pub trait Tells {
+/// A guard of any primitive that can say whether it is still held.
+pub trait HeldGuard {
     /// As [`Guard::state`].
     fn state(&self) -> State;
     /// As [`Guard::valid_for`].
     fn valid_for(&self) -> Duration;
-    /// Why it is lost, if it is.
+    /// The reason for which the lock was lost, if it was.
     fn loss(&self) -> Option<LossReason>;
-    /// Each key with mode and token.
+    /// The keys that are held, each with its mode and token.
     fn keys(&self) -> Vec<(String, Mode, u64)>;
 }
 
-impl Tells for Guard {
+impl HeldGuard for Guard {
     fn state(&self) -> State {
         Guard::state(self)
     }
@@ -37,7 +37,7 @@ impl Tells for Guard {
     }
 }
 
-impl Tells for MultiGuard {
+impl HeldGuard for MultiGuard {
     fn state(&self) -> State {
         MultiGuard::state(self)
     }
@@ -53,8 +53,8 @@ impl Tells for MultiGuard {
     }
 }
 
-/// Permits do not tell of how many they are.
-impl Tells for (Permits, u32) {
+/// Permits and the capacity of their semaphore, which [`Permits`] does not know.
+impl HeldGuard for (Permits, u32) {
     fn state(&self) -> State {
         self.0.state()
     }
@@ -77,33 +77,36 @@ fn now_or_never<T>(future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-/// A stay under a guard, from when it was seen to be held.
+/// An interval during which a lock is held. It starts when the guard is seen to be
+/// held.
 #[derive(Clone, Copy, Debug)]
-pub struct Stay {
+pub struct HeldInterval {
     from: u64,
-    /// Held until then, unless it is renewed or taken away.
+    /// The lock is held until then, unless it is renewed or lost before.
     deadline: u64,
 }
 
-impl Stay {
-    /// Begins, if the lock is held.
-    pub fn begin(guard: &impl Tells) -> Option<Self> {
+impl HeldInterval {
+    /// Starts an interval; `None` if the lock is not held.
+    pub fn begin(guard: &impl HeldGuard) -> Option<Self> {
         let from = now();
         let valid = guard.valid_for();
-        // The clock was read before the guard was asked, so the sum is not too late.
+        // The clock was read before `valid_for`, so the deadline is not too late.
         let deadline = from + u64::try_from(valid.as_nanos()).unwrap_or(u64::MAX / 2);
-        (!valid.is_zero() && guard.state() != State::Lost).then_some(Stay { from, deadline })
+        (!valid.is_zero() && guard.state() != State::Lost)
+            .then_some(HeldInterval { from, deadline })
     }
 
-    /// Ends it before the lock is let go; says so for each key.
+    /// Ends the interval and returns a record for each key. Call it before the lock is
+    /// released.
     ///
-    /// If the lock was lost, the reason tells how far it can be claimed: up to the
-    /// deadline that was known, unless it was taken away before that.
-    pub fn end(self, guard: &impl Tells, who: &str) -> Vec<Record> {
+    /// If the lock was lost by its deadline or by a shutdown, the interval ends at
+    /// the deadline that was known. For any other reason it ends where it began.
+    pub fn end(self, guard: &impl HeldGuard, who: &str) -> Vec<Record> {
         let at = now();
         let (until, stale) = match guard.loss() {
             None => (at, None),
-            // After a shutdown it is kept until its holder lets go.
+            // After a shutdown the lock is kept until its holder releases it.
             Some(LossReason::Deadline | LossReason::Shutdown) => (self.deadline.min(at), Some(at)),
             Some(_) => (self.from, Some(at)),
         };
