@@ -1,4 +1,4 @@
-//! The driver of a remote backend: its thread, its time-outs, its end.
+//! Tests of the driver of a remote backend: its thread, its time-outs, its shutdown.
 
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,7 @@ fn outlives_its_runtime(one: &Dlock, two: &Dlock) {
     assert!(runtime().block_on(two.mutex("a").lock()).is_ok());
 }
 
-/// No runtime of tokio at all.
+/// A lock works without any runtime of tokio.
 #[test]
 fn any_executor_will_do() {
     struct Park(std::thread::Thread);
@@ -101,8 +101,8 @@ fn any_executor_will_do() {
     }
 }
 
-/// Rule 10: a backend that never answers holds nobody up for longer than the
-/// call's time-out, and the wait's.
+/// Rule 10: a backend that never answers blocks nobody for longer than the time-out of
+/// the call and of the wait.
 #[tokio::test]
 async fn every_call_ends_by_its_timeout() {
     let store = Memory::new();
@@ -120,7 +120,7 @@ async fn every_call_ends_by_its_timeout() {
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Unknown);
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     faults.set(FaultMode::Healthy);
-    // What was asked for meanwhile is settled: nothing stays taken.
+    // What was requested meanwhile is released: no lock is left.
     let (other, _) = remote(&store);
     for key in ["a", "held"] {
         drop(other.mutex(key).lock().await.unwrap());
@@ -143,7 +143,7 @@ async fn a_client_starts_before_its_backend() {
     waiting.await.unwrap().unwrap();
 }
 
-/// Rule 7: what is owed is flushed when the last client goes, without blocking.
+/// Rule 7: pending releases are sent when the last client is dropped, without blocking.
 #[test]
 fn the_last_client_flushes_what_it_owes() {
     let store = Memory::new();
@@ -158,7 +158,7 @@ fn the_last_client_flushes_what_it_owes() {
     eventually("free", || runtime.block_on(other.mutex("a").try_lock()).unwrap().is_some());
 }
 
-/// One release lets thousands in: their notices do not pile up on the stack.
+/// One release grants the lock to thousands: their notices do not nest on the stack.
 #[tokio::test]
 async fn thousands_of_permits_are_given_at_once() {
     const MANY: u32 = 8_000;
@@ -181,7 +181,7 @@ async fn thousands_of_permits_are_given_at_once() {
     }
 }
 
-/// Rule 7: a guard that a thread keeps for itself goes when the thread does.
+/// Rule 7: a guard in a thread-local variable is released when its thread ends.
 #[test]
 fn a_guard_in_a_thread_local_ends_with_its_thread() {
     thread_local! {

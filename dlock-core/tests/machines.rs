@@ -1,4 +1,5 @@
-//! The machines step by step, one rule at a time: what goes in, what comes out.
+//! Tests of the state machines step by step: what goes in and what comes out, one rule
+//! at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ fn holder(client: u64) -> Arc<Holder> {
     Arc::new(Holder { client, name, host: "here".into(), pid: 1, tags: Vec::new() })
 }
 
-/// A machine and what it called for last.
+/// A machine, and the actions of its last step.
 struct Process {
     machine: Engine<()>,
     calls: Vec<(CallId, Request)>,
@@ -75,7 +76,7 @@ impl Process {
         self.enqueue_with(now, Mode::Exclusive, Wait::Until(Moment::NEVER), Lane::Shared)
     }
 
-    /// The only call that is under way.
+    /// The only call in flight.
     fn call(&mut self) -> (CallId, Request) {
         assert_eq!(self.calls.len(), 1, "{:?}", self.calls);
         self.calls.remove(0)
@@ -133,8 +134,8 @@ fn unanswered(operation: Operation) -> Error {
     Error::new(ErrorKind::Unknown, operation)
 }
 
-/// Rule 3: from before the request was sent, minus the margin, whatever the
-/// answer's way took.
+/// Rule 3: a lease counts from before its request was sent, minus the margin, however
+/// long the answer took.
 #[test]
 fn a_deadline_counts_from_the_sending() {
     let mut process = Process::new();
@@ -151,7 +152,7 @@ fn a_deadline_counts_from_the_sending() {
     assert_eq!(process.held_until(at(2_800), ticket), at(2_000 + 3_000 - 60));
 }
 
-/// An answer that comes when the term is over is no grant.
+/// A grant that arrives after its ttl is not used.
 #[test]
 fn a_late_grant_is_asked_for_again() {
     let mut process = Process::new();
@@ -165,7 +166,7 @@ fn a_late_grant_is_asked_for_again() {
     assert_eq!(first.owner, again.owner, "the same claim, so the same grant");
 }
 
-/// Rule 3, row 22: a hand-over counts from the asking that its notice names.
+/// Rule 3, row 22: a hand-over counts from the request that its notice names.
 #[test]
 fn a_stalled_handover_is_not_believed() {
     let mut process = Process::new();
@@ -222,8 +223,8 @@ fn a_doubtful_acquire_is_released_twice() {
     assert!(process.machine.is_idle());
 }
 
-/// Row 2: tried again until the deadline, held again when it succeeds; and told
-/// at the deadline when it does not.
+/// Row 2: a failed renewal is repeated until the deadline. The lock is held again when
+/// it succeeds, and lost at the deadline when it does not.
 #[test]
 fn renewals_are_tried_until_the_deadline() {
     let mut process = Process::new();
@@ -252,8 +253,8 @@ fn renewals_are_tried_until_the_deadline() {
     assert_eq!(process.machine.status(at(now), ticket), LeaseStatus::Lost(LossReason::Deadline));
 }
 
-/// Rule 2: each hand-over has a token of its own; after the limit one call gives
-/// the lease up and asks anew.
+/// Rule 2: each hand-over has its own token; after the limit one call releases the lease
+/// and requests a new one.
 #[test]
 fn handovers_use_up_the_grant() {
     let mut process = Process::new();
@@ -272,7 +273,7 @@ fn handovers_use_up_the_grant() {
     assert_eq!(process.token(tickets[3]), 200);
 }
 
-/// A lease that is not certain, or half over, is not handed on.
+/// A lease that is uncertain, or half over, is not handed over.
 #[test]
 fn an_unfit_lease_is_not_handed_over() {
     for late in [false, true] {
@@ -295,7 +296,7 @@ fn an_unfit_lease_is_not_handed_over() {
     }
 }
 
-/// Rule 9: while it waits it looks again about once a second.
+/// Rule 9: a waiter asks the backend again about once a second.
 #[test]
 fn a_waiter_looks_again() {
     let mut process = Process::new();
@@ -311,7 +312,7 @@ fn a_waiter_looks_again() {
     assert_eq!(process.token(ticket), 7);
 }
 
-/// Attempts are answered; who waits is not refused with them.
+/// A failed `try_lock` does not refuse those who wait.
 #[test]
 fn attempts_do_not_wait() {
     let mut process = Process::new();
@@ -334,7 +335,7 @@ fn attempts_do_not_wait() {
     assert!(process.waits(waiter));
 }
 
-/// Row 24: readers join each other until somebody waits elsewhere.
+/// Row 24: readers of a process share its lease until another process waits.
 #[test]
 fn readers_stop_joining_when_others_wait() {
     let mut process = Process::new();
@@ -379,8 +380,8 @@ fn owners(sent: &[SentNotice]) -> Vec<u128> {
     sent.iter().map(|sent| sent.owner.bits()).collect()
 }
 
-/// Rows 18 and 23 in small: dead waiters go all at once, readers at the head
-/// come in together, and only the chosen are told.
+/// Rows 18 and 23 in small: dead waiters are removed all at once, readers at the head of
+/// the queue are granted together, and only they are notified.
 #[test]
 fn the_first_live_waiters_are_chosen() {
     let mut queue = LockTable::new(0, PlantedBug::default());
@@ -405,7 +406,7 @@ fn the_first_live_waiters_are_chosen() {
     assert_eq!(owners(&sent), [30, 31], "the writer in between is not overtaken");
 }
 
-/// Rule 2: tokens rise although the store forgot everything.
+/// Rule 2: tokens rise although the store lost its data.
 #[test]
 fn tokens_rise_over_a_restart_without_data() {
     let first_token = |queue: &mut LockTable, now| match queue.acquire(
@@ -422,7 +423,7 @@ fn tokens_rise_over_a_restart_without_data() {
     assert!(after < 1 << 53);
 }
 
-/// What ended is thrown out although nobody asks for it again.
+/// Expired entries are removed although nobody asks for their keys again.
 #[test]
 fn what_nobody_touches_is_swept() {
     let mut queue = LockTable::new(0, PlantedBug::default());

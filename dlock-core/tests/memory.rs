@@ -11,21 +11,21 @@ use dlock::{Holder, Key, ReleaseOutcome, Result};
 use dlock_testkit::FaultyBackend;
 use dlock_testkit::conformance::Suite;
 
-/// In place, without a thread, under paused time.
+/// Without a driver thread, with paused time.
 #[tokio::test(start_paused = true)]
 async fn embedded() {
     let store = Memory::new();
     Suite::new(move || store.another()).run().await;
 }
 
-/// The same on several threads, in real time.
+/// On several threads, in real time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn embedded_on_several_threads() {
     let store = Memory::new();
     Suite::new(move || store.another()).run().await;
 }
 
-/// As if it were remote: with the driver's thread, in real time.
+/// As if the backend were remote: with the driver thread, in real time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn behind_the_driver() {
     let store = Memory::new();
@@ -34,14 +34,14 @@ async fn behind_the_driver() {
         .await;
 }
 
-/// A suite that passes everything would prove nothing: a backend that grants
-/// whatever is asked for must fail it.
+/// A suite that always passes would prove nothing: a backend that grants every request
+/// must fail it.
 #[test]
 fn a_backend_that_always_grants_fails() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let store = Memory::new();
-        let suite = Suite::new(move || Careless(store.another()));
+        let suite = Suite::new(move || AlwaysGrants(store.another()));
         runtime.block_on(suite.run());
     }));
     let said = tried.expect_err("it must fail");
@@ -49,9 +49,9 @@ fn a_backend_that_always_grants_fails() {
     assert!(said.contains("entered beside"), "{said}");
 }
 
-struct Careless(Memory);
+struct AlwaysGrants(Memory);
 
-impl Backend for Careless {
+impl Backend for AlwaysGrants {
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities()
     }

@@ -1,4 +1,4 @@
-//! The conformance suite on a real Redis, and what is Redis' own.
+//! The conformance suite on a real Redis, and tests of what only Redis does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ async fn conformance() {
     server.assert_nothing_left().await;
 }
 
-/// The server is killed with everything it knew, and comes back: holders learn
-/// that they lost, waiters go on waiting, tokens rise.
+/// The server is killed with its data and restarted: holders learn that their locks are
+/// lost, waiters go on waiting, and tokens rise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_server_is_survived() {
     let Some(mut server) = RedisServer::start() else { return };
@@ -70,7 +70,7 @@ async fn a_unix_socket_will_do() {
     server.assert_nothing_left().await;
 }
 
-/// What an undisputed lock costs the server, counted by itself.
+/// The commands that an uncontended lock costs, counted by the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_undisputed_lock_takes_few_server_calls() {
     let Some(server) = RedisServer::start() else { return };

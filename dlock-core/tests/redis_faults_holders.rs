@@ -1,5 +1,5 @@
-//! Holders that are stopped, killed, blocked or replaced: each row of the list of
-//! faults on a real Redis, most with processes of their own.
+//! Rows of the list of faults about holders that are paused, killed, blocked or
+//! replaced, on a real Redis. Most tests start processes of their own.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn add_own_records(checker: &mut RecordChecker, interval: Option<HeldInterval>, 
     interval.end(guard, "test").into_iter().for_each(|record| checker.add(record));
 }
 
-/// The holder is stopped for three times its ttl.
+/// The holder is paused for three times its ttl.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_01_a_paused_holder_is_lost_and_its_successor_untouched() {
     let Some(server) = RedisServer::start() else { return };
@@ -74,7 +74,7 @@ async fn row_11_a_killed_holder_frees_its_lock_by_ttl() {
     server.assert_nothing_left().await;
 }
 
-/// The runtime of the user goes before the guard does; and a panic in the body.
+/// The runtime of the user is dropped before the guard, or the body panics.
 #[test]
 fn row_11_a_dropped_runtime_or_a_panic_frees_the_lock() {
     let Some(server) = RedisServer::start() else { return };
@@ -148,7 +148,7 @@ fn row_12_a_blocked_executor_loses_no_lock() {
     other.block_on(server.assert_nothing_left());
 }
 
-/// Two processes want {a, b} and {b, a}, over and over.
+/// Two processes lock {a, b} and {b, a}, again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_20_opposite_orders_never_deadlock() {
     let Some(server) = RedisServer::start() else { return };
@@ -263,8 +263,8 @@ async fn row_25_a_rolling_restart_never_has_two_holders() {
     server.assert_nothing_left().await;
 }
 
-/// Who judges the judges: processes that lock in different databases, and so not
-/// at all against each other, are found out.
+/// A test of the checker: it finds the overlaps of processes that lock in different
+/// databases and so do not exclude each other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_processes_without_a_common_lock_are_found_out() {
     let Some(server) = RedisServer::start() else { return };

@@ -1,5 +1,5 @@
-//! What networks do, done to a real Redis by the proxy: each row of the list of
-//! faults.
+//! Rows of the list of faults about the network, between clients and a real Redis. The
+//! proxy injects the faults.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,14 +18,14 @@ use tokio::task::JoinHandle;
 const LONG: Duration = Duration::from_secs(30);
 const CALL: Duration = Duration::from_millis(700);
 
-/// A client through a proxy, whose calls may take [`CALL`].
+/// A client through a proxy, with the call time-out [`CALL`].
 async fn proxied(server: &RedisServer) -> (Proxy, Dlock) {
     let proxy = Proxy::start(server.port()).await;
     let client = client(&proxy.url()).call_timeout(CALL).connect_lazy().expect("a client");
     (proxy, client)
 }
 
-/// A client through a proxy and one beside it.
+/// A client through a proxy, and one that is connected directly.
 struct Scene {
     server: RedisServer,
     proxy: Proxy,
@@ -41,14 +41,14 @@ impl Scene {
         Some(Scene { server, proxy, one, two })
     }
 
-    /// Nothing is left when both clients are gone.
+    /// Checks that nothing is left when both clients are gone.
     async fn end(self) {
         drop((self.one, self.two));
         self.server.assert_nothing_left().await;
     }
 }
 
-/// Until the server knows of the one that waits for "a".
+/// Waits until the server has a waiter for "a".
 async fn somebody_waits(client: &Dlock) {
     eventually("it waits", async || {
         client.inspect("a").await.expect("an inspection").waiters.len() == 1
@@ -56,7 +56,7 @@ async fn somebody_waits(client: &Dlock) {
     .await;
 }
 
-/// A task that waits for "a", which this client sees.
+/// Starts a task that waits for "a", and waits until another client sees it.
 async fn waiting(waiter: &Dlock, seen_by: &Dlock) -> JoinHandle<Result<()>> {
     let lock = waiter.mutex("a").ttl(LONG);
     let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
@@ -69,7 +69,7 @@ async fn is_free(client: &Dlock, key: &str) -> bool {
     state.holders.is_empty() && state.waiters.is_empty()
 }
 
-/// What a client tells of its leases.
+/// Counts the events of a client about its leases.
 #[derive(Default)]
 struct Seen {
     renewed: AtomicU32,
@@ -97,7 +97,7 @@ impl Seen {
 }
 
 /// The answer of a renewal is lost, then connections are killed: the lease is
-/// uncertain, is tried again, and is held; others never hear of it.
+/// uncertain, the renewal is repeated, and the lease is held. Others do not notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_02_a_failed_renewal_is_tried_again() {
     let Some(server) = RedisServer::start() else { return };
@@ -130,7 +130,7 @@ async fn row_02_a_failed_renewal_is_tried_again() {
     server.assert_nothing_left().await;
 }
 
-/// The answers of an acquire and of a release are lost, and requests come twice.
+/// The answers of an acquire and of a release are lost, and requests are duplicated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_04_a_lost_answer_gives_the_same_grant() {
     let Some(scene) = Scene::start().await else { return };
@@ -228,7 +228,7 @@ async fn row_06_a_lost_wake_up_costs_about_a_second() {
     scene.end().await;
 }
 
-/// The same with a client that never looks again.
+/// The same with a client that never asks again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_a_waiter_that_only_listens_is_found() {
     let Some(server) = RedisServer::start() else { return };
@@ -245,7 +245,7 @@ async fn control_a_waiter_that_only_listens_is_found() {
     waiting.abort();
 }
 
-/// Connections that are open and dead: the ones there are, then new ones too.
+/// Connections that are open and dead: first the existing ones, then new ones too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_07_half_open_connections_end_by_the_time_out() {
     let Some(server) = RedisServer::start() else { return };
@@ -279,9 +279,9 @@ async fn row_07_half_open_connections_end_by_the_time_out() {
     server.assert_nothing_left().await;
 }
 
-/// A claim is given up while the server is stopped, or its request stuck: when it
-/// goes on, a late acquire leaves no lock behind. (The ttl is far longer than the
-/// test looks.)
+/// A claim is cancelled while the server is paused, or its request is held back. When
+/// the request arrives late, it leaves no lock behind. (The ttl is far longer than the
+/// test.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_21_a_late_acquire_leaves_no_ghost() {
     let Some(scene) = Scene::start().await else { return };
@@ -323,8 +323,8 @@ async fn row_21_a_late_acquire_leaves_no_ghost() {
     scene.end().await;
 }
 
-/// How the hand-over of row 22 goes: whether the waiter believes to hold the lock
-/// while a third has it. Also judged from outside.
+/// Delays the hand-over of row 22. The records show whether the waiter believes that it
+/// holds the lock while a third client has it.
 async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) -> RecordChecker {
     let checker = Arc::new(Mutex::new(RecordChecker::default()));
     let (holder, third) = (server.client(), server.client());
@@ -376,13 +376,13 @@ async fn row_22_a_stalled_hand_over_is_not_counted_from_its_receipt() {
     server.assert_nothing_left().await;
 }
 
-/// Looks for two holders at once. Whether a bug shows depends on which of the held
-/// back messages is heard first, so it looks more than once.
+/// Checks that two holders overlap. Whether the bug shows depends on which of the
+/// delayed messages arrives first, so it is tried more than once.
 async fn assert_held_twice(
     bug: Bug,
     look: impl AsyncFn(Dlock, &Proxy, &RedisServer) -> RecordChecker,
 ) {
-    let mut judges = Vec::new();
+    let mut checkers = Vec::new();
     for _ in 0..10 {
         let Some(server) = RedisServer::start() else { return };
         let proxy = Proxy::start(server.port()).await;
@@ -391,9 +391,9 @@ async fn assert_held_twice(
         if checker.violations.iter().any(|what| what.contains("held twice")) {
             return;
         }
-        judges.push(checker);
+        checkers.push(checker);
     }
-    panic!("the bug is not found: {judges:#?}");
+    panic!("the bug is not found: {checkers:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -401,8 +401,8 @@ async fn control_a_hand_over_counted_from_its_receipt_is_found() {
     assert_held_twice(Bug::HandoverCountedFromReceipt, stalled_handover).await;
 }
 
-/// A lease counted from the reply is too long by the way of the reply: seen when
-/// the holder is cut off right after.
+/// A lease that counts from the reply is too long by the delay of the reply. It shows
+/// when the holder is cut off right after.
 async fn slow_reply(one: Dlock, proxy: &Proxy, server: &RedisServer) -> RecordChecker {
     let (other, ttl) = (server.client(), TTL * 3);
     drop(one.mutex("warm").lock().await.expect("the lock"));

@@ -1,5 +1,5 @@
-//! A real Redis in trouble: each row of the list of faults, the typed error, its
-//! text, and how it goes on afterwards.
+//! Rows of the list of faults about a real Redis server: the typed error, its message,
+//! and the recovery.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,8 @@ fn impatient(url: &str) -> Dlock {
     client(url).call_timeout(CALL).connect_lazy().expect("a client")
 }
 
-/// An error of a kind, quickly, that says what to do and no secret.
+/// Checks that a lock fails fast with an error of this kind, which says what to do and
+/// contains no secret.
 async fn refused(client: &Dlock, kind: ErrorKind, advice: &str) -> Error {
     let began = Instant::now();
     let error = client.mutex("refused").try_lock().await.expect_err("refused");
@@ -41,14 +42,14 @@ async fn recovered(client: &Dlock) {
     .await;
 }
 
-/// A client that holds a lock for long enough to survive some trouble.
+/// A client that holds a lock for long enough to survive the fault.
 async fn holding(server: &RedisServer) -> (Dlock, Guard) {
     let client = impatient(&server.url());
     let guard = client.mutex("held").ttl(Duration::from_secs(10)).lock().await.expect("the lock");
     (client, guard)
 }
 
-/// The trouble is over: locks are granted, renewals go on, and nothing is left.
+/// Checks the recovery: locks are granted, renewals go on, and nothing is left.
 async fn goes_on(server: &RedisServer, client: Dlock, guard: Guard) {
     recovered(&client).await;
     eventually("renewals go on", async || guard.state() == State::Held).await;
@@ -57,7 +58,7 @@ async fn goes_on(server: &RedisServer, client: Dlock, guard: Guard) {
     server.assert_nothing_left().await;
 }
 
-/// The scripts are forgotten all the time.
+/// The server loses its scripts again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_09_forgotten_scripts_are_sent_again() {
     let Some(mut server) = RedisServer::start() else { return };
@@ -104,7 +105,7 @@ async fn row_09_forgotten_scripts_are_sent_again() {
     server.assert_nothing_left().await;
 }
 
-/// A server that may throw locks away is not used, unless one says so.
+/// A server that may evict locks is refused, unless the user allows it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_10_a_server_that_evicts_is_refused() {
     let small = ["--maxmemory", "3mb", "--maxmemory-policy", "allkeys-lru"];
@@ -140,7 +141,7 @@ async fn row_10_out_of_memory_is_told_and_what_is_held_goes_on() {
     server.assert_nothing_left().await;
 }
 
-/// Processor time of a process so far.
+/// The processor time that a process has used so far.
 fn processor_time(pid: u64) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("its statistics");
     let fields: Vec<&str> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
@@ -190,8 +191,8 @@ async fn row_13_a_thousand_waiters_for_a_minute() {
     waiters_without_a_server(1_000, Duration::from_secs(60)).await;
 }
 
-/// The server's clock jumps forth and back: who holds by its own clock may be
-/// overtaken, but tokens rise.
+/// The clock of the server jumps forward and back: a holder may lose its lock to another
+/// too early, but tokens rise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_14_tokens_rise_when_the_servers_clock_jumps() {
     let Some((server, clock)) = Clock::of_a_server() else { return };
@@ -219,7 +220,7 @@ async fn row_14_tokens_rise_when_the_servers_clock_jumps() {
     server.assert_nothing_left().await;
 }
 
-/// A script of somebody else runs for ever.
+/// A script of another user runs forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_a_busy_server_is_told() {
     let Some(server) = RedisServer::with(&["--lua-time-limit", "100"]) else { return };
@@ -236,7 +237,7 @@ async fn row_15_a_busy_server_is_told() {
     goes_on(&server, client, guard).await;
 }
 
-/// The disk takes nothing more (here: something is in the way of the snapshot).
+/// The server cannot write its snapshot, as with a full disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_a_full_disk_is_told() {
     let Some(server) = RedisServer::start() else { return };
@@ -266,7 +267,7 @@ async fn row_15_a_read_only_server_is_told() {
     goes_on(&server, client, guard).await;
 }
 
-/// A server that reads its data for some seconds.
+/// The server loads its data for some seconds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_a_loading_server_is_told() {
     let Some(mut server) = RedisServer::start() else { return };
@@ -311,7 +312,7 @@ async fn row_15_wrong_passwords_are_denied() {
     server.assert_nothing_left().await;
 }
 
-/// TLS is spoken to a server that does not: never plain instead, and no secret sent.
+/// TLS with a server that has none: there is no fallback, and no secret is sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_a_tls_mismatch_is_told() {
     let Some(server) = RedisServer::start() else { return };
@@ -324,7 +325,7 @@ async fn row_15_a_tls_mismatch_is_told() {
     server.assert_nothing_left().await;
 }
 
-/// A user who may do nothing.
+/// A user without any rights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_15_missing_rights_are_told() {
     let Some(server) = RedisServer::start() else { return };
@@ -348,7 +349,7 @@ async fn row_15_an_unreachable_server_is_told() {
     server.assert_nothing_left().await;
 }
 
-/// Bad input: something else is stored under the name of a lock.
+/// Another value is stored under the key of a lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_another_type_or_layout_are_told() {
     let Some(server) = RedisServer::start() else { return };

@@ -1,4 +1,5 @@
-//! Ways to a Redis, what it must be, and who may do what there.
+//! Tests of connections to a Redis, of the checks of its settings, and of the rights
+//! that a user needs.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -76,7 +77,7 @@ async fn a_process_has_two_connections() {
     server.assert_nothing_left().await;
 }
 
-/// A lone call leaves at once; calls in flight together share a run of the script.
+/// A single call is sent at once; concurrent calls are combined in one script call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_in_flight_are_combined() {
     const TASKS: usize = 300;
@@ -197,7 +198,7 @@ async fn a_server_that_evicts_is_refused() {
     }
 }
 
-/// A server's and a client's certificate, both of an authority made here.
+/// Certificates of a server and a client, signed by an authority of the test.
 struct Certificates {
     directory: tempfile::TempDir,
 }
@@ -274,7 +275,7 @@ async fn tls_with_an_authority_and_a_client_certificate_of_ones_own() {
     server.assert_nothing_left().await;
 }
 
-/// The script decides as the fence in process does, up to the highest token.
+/// The script decides as the in-process fence does, up to the highest token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fenced_writes_are_exact() {
     let Some(server) = RedisServer::start() else { return };

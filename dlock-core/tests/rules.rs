@@ -1,4 +1,4 @@
-//! Rules of the design that neither the simulation nor the conformance suite
+//! Tests of rules that neither the simulation nor the conformance suite
 //! covers: re-entry, bad input, names, scopes, observation.
 
 use std::cell::Cell;
@@ -123,8 +123,8 @@ async fn a_nested_guard_keeps_the_lock() {
     assert!(lock.try_lock().await.unwrap().is_some());
 }
 
-/// What is nested takes nothing from what it is nested in: neither by its own
-/// `max_hold`, nor by `release_after`, nor is the outer one downgraded around it.
+/// A nested guard does not end the outer one by its `max_hold` or `release_after`, and
+/// the outer one cannot be downgraded meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_nested_guard_cannot_end_the_outer_one() {
     let dlock = testing::client();
@@ -166,7 +166,7 @@ async fn nested_tasks_hear_of_the_loss() {
     .await;
 }
 
-/// Whoever takes all of them elsewhere takes the first one first.
+/// `all_of` inside one of its keys still locks in the order of the keys.
 #[tokio::test(start_paused = true)]
 async fn an_all_of_inside_one_of_its_keys_keeps_the_order() {
     let dlock = testing::client();
@@ -213,7 +213,7 @@ async fn a_revoked_reader_does_not_keep_writers_out() {
 
 // -- rule 16: shutdown ------------------------------------------------------
 
-/// A job that must not run again too soon was done, whoever ended its process.
+/// `release_after` holds when the client is shut down.
 #[tokio::test(start_paused = true)]
 async fn shutdown_keeps_a_key_taken_that_is_to_stay_so() {
     let store = Memory::new();
@@ -248,7 +248,7 @@ async fn shutdown_waits_for_who_was_just_let_in() {
     assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
 }
 
-/// A body that has its grace may still ask for what it holds.
+/// A body that runs during the grace time may still lock what it holds.
 #[tokio::test(start_paused = true)]
 async fn reentry_goes_on_during_the_grace() {
     let dlock = testing::client();
@@ -411,8 +411,8 @@ async fn events_are_told() {
     assert!(told.iter().filter(|name| **name == "renewed").count() >= 3, "{told:?}");
 }
 
-/// Watching a guard from many tasks leaves nothing behind; a hook that panics
-/// ends nothing.
+/// Watching a guard from many tasks leaves nothing behind, and a panic in an event hook
+/// does no harm.
 #[tokio::test]
 async fn watchers_and_hooks_do_no_harm() {
     struct Counted(std::sync::atomic::AtomicUsize);

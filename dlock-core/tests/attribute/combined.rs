@@ -1,4 +1,4 @@
-//! Beside the attributes that people write above or below it.
+//! The attribute combined with other attributes, above and below it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -58,7 +58,7 @@ async fn with_instrument() {
     assert_eq!(*seen.0.lock().unwrap(), ["instrumented_outside", "instrumented_inside"]);
 }
 
-/// What `#[async_trait]` makes looks alike; here all of it is the body.
+/// The output of `#[async_trait]` looks similar; here all of it is the body.
 #[distributed_lock(key = "by-hand", client = dlock)]
 fn boxed_by_hand(dlock: &Dlock) -> Pin<Box<dyn Future<Output = Result<usize>> + Send + '_>> {
     Box::pin(async move {

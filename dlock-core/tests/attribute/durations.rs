@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use dlock::{Dlock, Error, ErrorKind, Result, distributed_lock, key};
 
-use crate::world::{LONG, until};
-use crate::{World, on_both};
+use crate::fixture::{LONG, until};
+use crate::{Fixture, on_both};
 
 on_both!(ttl, wait, max_hold, hold_at_least, hold_at_least_of_permits_and_several_keys);
 
@@ -19,13 +19,13 @@ async fn lived(dlock: &Dlock, ttl: Duration) -> Result<Duration> {
     Ok(lock.valid_for())
 }
 
-async fn ttl(world: World) {
+async fn ttl(fixture: Fixture) {
     let within = |valid: Duration, ttl: u64| {
         assert!(valid > Duration::ZERO && valid <= Duration::from_millis(ttl), "{valid:?}");
     };
-    within(short_lived(&world.dlock).await.unwrap(), 1_500);
-    within(lived(&world.dlock, Duration::from_millis(2_500)).await.unwrap(), 2_500);
-    let error = lived(&world.dlock, Duration::ZERO).await.unwrap_err();
+    within(short_lived(&fixture.dlock).await.unwrap(), 1_500);
+    within(lived(&fixture.dlock, Duration::from_millis(2_500)).await.unwrap(), 2_500);
+    let error = lived(&fixture.dlock, Duration::ZERO).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
@@ -44,19 +44,19 @@ async fn try_for_ever(dlock: &Dlock) -> Result<()> {
     Ok(())
 }
 
-async fn wait(world: World) {
-    let busy = world.busy("wait").await;
+async fn wait(fixture: Fixture) {
+    let busy = fixture.busy("wait").await;
     let began = tokio::time::Instant::now();
-    assert_eq!(try_once(&world.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
-    assert_eq!(try_shortly(&world.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(try_once(&fixture.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(try_shortly(&fixture.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
     let waited = began.elapsed();
     assert!(waited >= Duration::from_millis(150) && waited < LONG, "{waited:?}");
-    let dlock = world.dlock.clone();
+    let dlock = fixture.dlock.clone();
     let waiting = tokio::spawn(async move { try_for_ever(&dlock).await });
-    until(async || !world.dlock.local_state().waiting.is_empty()).await;
+    until(async || !fixture.dlock.local_state().waiting.is_empty()).await;
     drop(busy);
     waiting.await.unwrap().unwrap();
-    try_shortly(&world.dlock).await.unwrap();
+    try_shortly(&fixture.dlock).await.unwrap();
 }
 
 #[distributed_lock(key = "max_hold", max_hold = "100ms", client = dlock)]
@@ -64,10 +64,10 @@ async fn overlong(dlock: &Dlock) -> Result<()> {
     std::future::pending().await
 }
 
-async fn max_hold(world: World) {
-    let error = overlong(&world.dlock).await.unwrap_err();
+async fn max_hold(fixture: Fixture) {
+    let error = overlong(&fixture.dlock).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost);
-    world.assert_free("max_hold").await;
+    fixture.assert_free("max_hold").await;
 }
 
 #[distributed_lock(key = "job:{how}", wait = "0s", hold_at_least = "1h", client = dlock)]
@@ -80,8 +80,8 @@ async fn job(dlock: &Dlock, how: &str) -> Result<()> {
     }
 }
 
-async fn hold_at_least(world: World) {
-    let World { dlock, other, .. } = &world;
+async fn hold_at_least(fixture: Fixture) {
+    let Fixture { dlock, other, .. } = &fixture;
     job(dlock, "ends").await.unwrap();
     job(dlock, "fails").await.unwrap_err();
     let panicking = tokio::spawn({
@@ -121,17 +121,17 @@ async fn sides(dlock: &Dlock) -> Result<()> {
     Ok(())
 }
 
-async fn hold_at_least_of_permits_and_several_keys(world: World) {
-    slot(&world.dlock).await.unwrap();
-    slot(&world.other).await.unwrap();
-    assert_eq!(slot(&world.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
-    sides(&world.dlock).await.unwrap();
+async fn hold_at_least_of_permits_and_several_keys(fixture: Fixture) {
+    slot(&fixture.dlock).await.unwrap();
+    slot(&fixture.other).await.unwrap();
+    assert_eq!(slot(&fixture.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    sides(&fixture.dlock).await.unwrap();
     for side in ["left", "right"] {
         until(async || {
-            let holders = world.other.inspect(side).await.unwrap().holders;
+            let holders = fixture.other.inspect(side).await.unwrap().holders;
             holders.iter().any(|holder| holder.expires_in > Duration::from_secs(60))
         })
         .await;
     }
-    assert_eq!(sides(&world.other).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(sides(&fixture.other).await.unwrap_err().kind(), ErrorKind::TimedOut);
 }

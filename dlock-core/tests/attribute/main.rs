@@ -1,7 +1,7 @@
-//! `#[distributed_lock]`: every option, outcome and signature.
+//! Tests of `#[distributed_lock]`: every option, outcome and signature.
 //!
 //! What depends on the backend runs on the embedded one and on a real Redis: a
-//! scenario is a function of a [`World`], and `on_both!` makes two tests of it.
+//! scenario is a function of a [`Fixture`], and `on_both!` makes two tests of it.
 
 // Tests as far as clippy is concerned: scenarios may unwrap, as tests do.
 #[cfg(test)]
@@ -10,6 +10,7 @@ mod clients;
 mod combined;
 #[cfg(test)]
 mod durations;
+mod fixture;
 #[cfg(test)]
 mod keys;
 #[cfg(test)]
@@ -20,9 +21,8 @@ mod outcomes;
 mod reentry;
 #[cfg(test)]
 mod signatures;
-mod world;
 
-use world::World;
+use fixture::Fixture;
 
 /// A test on the embedded backend and one on Redis for each scenario.
 macro_rules! on_both {
@@ -30,14 +30,14 @@ macro_rules! on_both {
         mod memory {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $scenario() {
-                super::$scenario(crate::World::memory()).await;
+                super::$scenario(crate::Fixture::memory()).await;
             })*
         }
         mod redis {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $scenario() {
-                if let Some(world) = crate::World::redis() {
-                    super::$scenario(world).await;
+                if let Some(fixture) = crate::Fixture::redis() {
+                    super::$scenario(fixture).await;
                 }
             })*
         }

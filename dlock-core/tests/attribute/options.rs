@@ -1,4 +1,4 @@
-//! Every option, but durations and clients.
+//! Every option except durations and clients.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,8 @@ use dlock_testkit::History;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-use crate::world::{LONG, until};
-use crate::{World, on_both};
+use crate::fixture::{LONG, until};
+use crate::{Fixture, on_both};
 
 on_both!(
     one_at_a_time,
@@ -39,11 +39,11 @@ async fn enter(dlock: Dlock, id: u64, history: Arc<History>) -> Result<()> {
     Ok(())
 }
 
-async fn one_at_a_time(world: World) {
+async fn one_at_a_time(fixture: Fixture) {
     let histories = [Arc::new(History::default()), Arc::new(History::default())];
     let mut tasks = JoinSet::new();
     for round in 0..60 {
-        let dlock = if round % 3 == 0 { world.other.clone() } else { world.dlock.clone() };
+        let dlock = if round % 3 == 0 { fixture.other.clone() } else { fixture.dlock.clone() };
         let id = round % 2;
         tasks.spawn(enter(dlock, id, histories[id as usize].clone()));
     }
@@ -54,8 +54,8 @@ async fn one_at_a_time(world: World) {
         history.assert_clean();
         assert_eq!(history.entries(), 30);
     }
-    world.assert_free("order:0").await;
-    world.assert_free("order:1").await;
+    fixture.assert_free("order:0").await;
+    fixture.assert_free("order:1").await;
 }
 
 #[distributed_lock(key = "user:{email}", name = "sign-up", crate = dlock, client = dlock, guard = lock)]
@@ -63,14 +63,14 @@ async fn sign_up(dlock: &Dlock, email: &str) -> Result<[String; 2]> {
     Ok([lock.key().as_str().to_owned(), lock.key().label().to_owned()])
 }
 
-async fn names_and_values(world: World) {
+async fn names_and_values(fixture: Fixture) {
     let values = [(":", "%3A"), ("{}", "%7B%7D"), ("%", "%25"), ("a\0\n", "a%00%0A"), ("🎉", "🎉")];
     for (value, escaped) in values {
-        let [text, label] = sign_up(&world.dlock, value).await.expect("the lock");
+        let [text, label] = sign_up(&fixture.dlock, value).await.expect("the lock");
         assert_eq!((text, label.as_str()), (format!("user:{escaped}"), "sign-up"));
-        world.assert_free(&format!("user:{escaped}")).await;
+        fixture.assert_free(&format!("user:{escaped}")).await;
     }
-    let error = sign_up(&world.dlock, &"x".repeat(10 * 1024)).await.expect_err("too long");
+    let error = sign_up(&fixture.dlock, &"x".repeat(10 * 1024)).await.expect_err("too long");
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
@@ -99,8 +99,8 @@ async fn by_argument(dlock: &Dlock, key: &Key) -> Result<Key> {
     Ok(lock.key().clone())
 }
 
-async fn a_key_by_expression(world: World) {
-    let dlock = &world.dlock;
+async fn a_key_by_expression(fixture: Fixture) {
+    let dlock = &fixture.dlock;
     assert_eq!(by_method(dlock, Order { id: 7 }).await.unwrap().as_str(), "order:7");
     assert_eq!(by_constructor(dlock).await.unwrap().as_str(), "plain");
     let key = Key::new("given").unwrap();
@@ -125,17 +125,17 @@ async fn transfer(dlock: Dlock, from: u32, to: u32, inside: Arc<[AtomicU32; 3]>)
     Ok(both.tokens().count())
 }
 
-async fn several_keys(world: World) {
+async fn several_keys(fixture: Fixture) {
     let inside = Arc::new([const { AtomicU32::new(0) }; 3]);
     let mut tasks = JoinSet::new();
     for round in 0..30 {
-        let dlock = if round % 2 == 0 { world.other.clone() } else { world.dlock.clone() };
+        let dlock = if round % 2 == 0 { fixture.other.clone() } else { fixture.dlock.clone() };
         let (from, to) = [(0, 1), (1, 0), (1, 2), (2, 0), (2, 1), (0, 2)][round % 6];
         tasks.spawn(transfer(dlock, from, to, inside.clone()));
     }
     let all = tokio::time::timeout(LONG, tasks.join_all()).await.expect("no deadlock");
     assert!(all.into_iter().all(|tokens| tokens.unwrap() == 2));
-    world.assert_free("account:1").await;
+    fixture.assert_free("account:1").await;
 }
 
 #[distributed_lock(keys = ids.iter().map(|id| key!("item:{id}")), client = dlock, guard = all)]
@@ -143,9 +143,9 @@ async fn pack(dlock: &Dlock, ids: Vec<u32>) -> Result<(usize, usize)> {
     Ok((ids.len(), all.tokens().count()))
 }
 
-async fn keys_by_expression(world: World) {
-    assert_eq!(pack(&world.dlock, vec![3, 1, 2, 3]).await.unwrap(), (4, 3));
-    assert_eq!(pack(&world.dlock, vec![]).await.unwrap_err().kind(), ErrorKind::Invalid);
+async fn keys_by_expression(fixture: Fixture) {
+    assert_eq!(pack(&fixture.dlock, vec![3, 1, 2, 3]).await.unwrap(), (4, 3));
+    assert_eq!(pack(&fixture.dlock, vec![]).await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 // -- mode, permits, fair -----------------------------------------------------
@@ -161,18 +161,18 @@ async fn write(dlock: &Dlock) -> Result<Mode> {
     Ok(lock.mode())
 }
 
-async fn shared(world: World) {
+async fn shared(fixture: Fixture) {
     let together = Arc::new(Barrier::new(3));
-    let readers = [&world.dlock, &world.other]
+    let readers = [&fixture.dlock, &fixture.other]
         .map(|dlock| tokio::spawn(read(dlock.clone(), together.clone())));
-    until(async || world.other.inspect("prices").await.unwrap().holders.len() == 2).await;
-    assert_eq!(write(&world.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    until(async || fixture.other.inspect("prices").await.unwrap().holders.len() == 2).await;
+    assert_eq!(write(&fixture.dlock).await.unwrap_err().kind(), ErrorKind::TimedOut);
     together.wait().await;
     for reader in readers {
         assert_eq!(reader.await.unwrap().unwrap(), Mode::Shared);
     }
-    world.assert_free("prices").await;
-    assert_eq!(write(&world.dlock).await.unwrap(), Mode::Exclusive);
+    fixture.assert_free("prices").await;
+    assert_eq!(write(&fixture.dlock).await.unwrap(), Mode::Exclusive);
 }
 
 #[distributed_lock(key = "exports", permits = wanted, of = 3, client = dlock, guard = permits)]
@@ -185,16 +185,16 @@ async fn export(dlock: Dlock, wanted: u32, inside: Arc<AtomicU32>) -> Result<u32
     Ok(permits.count())
 }
 
-async fn permits(world: World) {
+async fn permits(fixture: Fixture) {
     let inside = Arc::new(AtomicU32::new(0));
     let mut tasks = JoinSet::new();
     for round in 0..30 {
-        let dlock = if round % 2 == 0 { world.other.clone() } else { world.dlock.clone() };
+        let dlock = if round % 2 == 0 { fixture.other.clone() } else { fixture.dlock.clone() };
         tasks.spawn(export(dlock, 1 + round % 3, inside.clone()));
     }
     let counts: u32 = tasks.join_all().await.into_iter().map(|count| count.unwrap()).sum();
     assert_eq!(counts, 60);
-    let error = export(world.dlock.clone(), 4, inside).await.unwrap_err();
+    let error = export(fixture.dlock.clone(), 4, inside).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
@@ -204,15 +204,15 @@ async fn queue_up(dlock: Dlock, number: u32, order: Arc<Mutex<Vec<u32>>>) -> Res
     Ok(())
 }
 
-async fn fair(world: World) {
+async fn fair(fixture: Fixture) {
     let order = Arc::new(Mutex::new(Vec::new()));
-    let busy = world.busy("fair").await;
+    let busy = fixture.busy("fair").await;
     let mut tasks = Vec::new();
     for number in 0..6 {
-        let dlock = if number % 2 == 0 { &world.other } else { &world.dlock };
+        let dlock = if number % 2 == 0 { &fixture.other } else { &fixture.dlock };
         tasks.push(tokio::spawn(queue_up(dlock.clone(), number, order.clone())));
         let waiters = number as usize + 1;
-        until(async || world.other.inspect("fair").await.unwrap().waiters.len() == waiters).await;
+        until(async || fixture.other.inspect("fair").await.unwrap().waiters.len() == waiters).await;
     }
     drop(busy);
     for task in tasks {
@@ -236,13 +236,13 @@ async fn big_to_the_end(dlock: &Dlock, amount: u32) -> Result<u32> {
     Ok(amount)
 }
 
-async fn when(world: World) {
-    assert!(big(&world.dlock, 11).await.unwrap());
-    let busy = world.busy("when").await;
-    assert!(!big(&world.dlock, 10).await.unwrap());
-    assert_eq!(big(&world.dlock, 11).await.unwrap_err().kind(), ErrorKind::TimedOut);
-    assert_eq!(big_to_the_end(&world.dlock, 10).await.unwrap(), 10);
-    big_to_the_end(&world.dlock, 11).await.unwrap_err();
+async fn when(fixture: Fixture) {
+    assert!(big(&fixture.dlock, 11).await.unwrap());
+    let busy = fixture.busy("when").await;
+    assert!(!big(&fixture.dlock, 10).await.unwrap());
+    assert_eq!(big(&fixture.dlock, 11).await.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(big_to_the_end(&fixture.dlock, 10).await.unwrap(), 10);
+    big_to_the_end(&fixture.dlock, 11).await.unwrap_err();
     drop(busy);
 }
 
@@ -270,30 +270,30 @@ async fn nothing_to_return(dlock: &Dlock, ran: &AtomicU32) {
     ran.fetch_add(1, Ordering::SeqCst);
 }
 
-async fn on_busy_and_on_error(mut world: World) {
-    let dlock = world.dlock.clone();
+async fn on_busy_and_on_error(mut fixture: Fixture) {
+    let dlock = fixture.dlock.clone();
     let ran = AtomicU32::new(0);
     assert_eq!(both_handlers(&dlock, "x".into()).await, "x");
     nothing_to_return(&dlock, &ran).await;
     assert_eq!(ran.load(Ordering::SeqCst), 1);
 
-    let busy = world.busy("handlers").await;
+    let busy = fixture.busy("handlers").await;
     assert_eq!(both_handlers(&dlock, "x".into()).await, "x is busy: TimedOut");
     assert!(one_handler(&dlock).await, "busy is an error where there is no on_busy");
     nothing_to_return(&dlock, &ran).await;
     assert_eq!(ran.load(Ordering::SeqCst), 1, "the body did not run");
     drop(busy);
-    world.assert_free("handlers").await;
+    fixture.assert_free("handlers").await;
 
     let running = tokio::spawn({
         let dlock = dlock.clone();
         async move { one_handler(&dlock).await }
     });
     until(async || !dlock.local_state().held.is_empty()).await;
-    world.break_lock("handlers").await;
+    fixture.break_lock("handlers").await;
     assert!(!running.await.unwrap(), "lost is told to on_error");
 
-    world.end_backend();
+    fixture.end_backend();
     let said = both_handlers(&dlock, "x".into()).await;
     assert!(said == "Unavailable" || said == "Unknown", "{said}");
 }
@@ -305,12 +305,12 @@ async fn tuned(dlock: &Dlock) -> Result<Duration> {
     Ok(lock.valid_for())
 }
 
-async fn policy(world: World) {
-    assert!(tuned(&world.dlock).await.unwrap() > Duration::from_secs(5), "as the code says");
+async fn policy(fixture: Fixture) {
+    assert!(tuned(&fixture.dlock).await.unwrap() > Duration::from_secs(5), "as the code says");
     // The operators' say, without a new build.
-    let operated = world.client("policy.payments.ttl=2s&policy.payments.wait=0s", |it| it);
+    let operated = fixture.client("policy.payments.ttl=2s&policy.payments.wait=0s", |it| it);
     assert!(tuned(&operated).await.unwrap() <= Duration::from_secs(2));
-    let busy = world.busy("p").await;
+    let busy = fixture.busy("p").await;
     assert_eq!(tuned(&operated).await.unwrap_err().kind(), ErrorKind::TimedOut);
     drop(busy);
 }
@@ -333,7 +333,7 @@ async fn both_named(dlock: &Dlock, email: &str) -> Result<()> {
 #[tokio::test]
 async fn name() {
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
-    let client = World::memory().client("", |builder| {
+    let client = Fixture::memory().client("", |builder| {
         let seen = seen.clone();
         builder.on_event(move |event| {
             if let Event::Acquired { key, .. } = event {

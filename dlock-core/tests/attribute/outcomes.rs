@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use dlock::{Body, Dlock, Error, ErrorKind, Result, State, distributed_lock};
 use tokio::sync::Notify;
 
-use crate::world::until;
-use crate::{World, on_both};
+use crate::fixture::until;
+use crate::{Fixture, on_both};
 
 on_both!(
     busy,
@@ -43,15 +43,15 @@ async fn once(dlock: &Dlock, ran: &AtomicU32) -> AppResult<u32> {
     Ok(ran.fetch_add(1, Ordering::SeqCst))
 }
 
-async fn busy(world: World) {
+async fn busy(fixture: Fixture) {
     let ran = AtomicU32::new(0);
-    let busy = world.busy("k").await;
-    let error = once(&world.dlock, &ran).await.unwrap_err();
+    let busy = fixture.busy("k").await;
+    let error = once(&fixture.dlock, &ran).await.unwrap_err();
     assert_eq!(error, AppError::Lock(ErrorKind::TimedOut, Body::NotRun));
     assert_eq!(ran.load(Ordering::SeqCst), 0);
     drop(busy);
-    world.assert_free("k").await;
-    assert_eq!(once(&world.dlock, &ran).await, Ok(0));
+    fixture.assert_free("k").await;
+    assert_eq!(once(&fixture.dlock, &ran).await, Ok(0));
 }
 
 #[distributed_lock(key = "k", wait = "60ms", client = dlock)]
@@ -59,22 +59,22 @@ async fn patient(dlock: &Dlock, ran: &AtomicU32) -> AppResult<u32> {
     Ok(ran.fetch_add(1, Ordering::SeqCst))
 }
 
-async fn timed_out(world: World) {
+async fn timed_out(fixture: Fixture) {
     let ran = AtomicU32::new(0);
-    let busy = world.busy("k").await;
-    let error = patient(&world.dlock, &ran).await.unwrap_err();
+    let busy = fixture.busy("k").await;
+    let error = patient(&fixture.dlock, &ran).await.unwrap_err();
     assert_eq!(error, AppError::Lock(ErrorKind::TimedOut, Body::NotRun));
     assert_eq!(ran.load(Ordering::SeqCst), 0);
     drop(busy);
-    world.assert_free("k").await;
+    fixture.assert_free("k").await;
 }
 
-async fn unavailable(mut world: World) {
+async fn unavailable(mut fixture: Fixture) {
     let ran = AtomicU32::new(0);
-    world.end_backend();
+    fixture.end_backend();
     for error in [
-        once(&world.dlock, &ran).await.unwrap_err(),
-        patient(&world.dlock, &ran).await.unwrap_err(),
+        once(&fixture.dlock, &ran).await.unwrap_err(),
+        patient(&fixture.dlock, &ran).await.unwrap_err(),
     ] {
         let AppError::Lock(ErrorKind::Unavailable | ErrorKind::Unknown, Body::NotRun) = error
         else {
@@ -110,16 +110,16 @@ async fn cancelled(dlock: Dlock, trace: Arc<Trace>) -> AppResult<&'static str> {
     Ok("the end")
 }
 
-async fn lost_and_cancelled(world: World) {
+async fn lost_and_cancelled(fixture: Fixture) {
     let trace = Arc::new(Trace::default());
-    let running = tokio::spawn(cancelled(world.dlock.clone(), trace.clone()));
+    let running = tokio::spawn(cancelled(fixture.dlock.clone(), trace.clone()));
     until(async || trace.entered.load(Ordering::SeqCst)).await;
-    world.break_lock("k").await;
+    fixture.break_lock("k").await;
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(error, AppError::Lock(ErrorKind::Lost, Body::Cancelled));
     assert!(trace.dropped.load(Ordering::SeqCst), "the body is gone");
     assert!(!trace.passed.load(Ordering::SeqCst));
-    world.assert_free("k").await;
+    fixture.assert_free("k").await;
 }
 
 #[distributed_lock(key = "k", client = dlock, on_lost = "finish", guard = lock)]
@@ -131,16 +131,16 @@ async fn finished(dlock: Dlock, trace: Arc<Trace>) -> AppResult<State> {
     Ok(lock.state())
 }
 
-async fn lost_and_finished(world: World) {
+async fn lost_and_finished(fixture: Fixture) {
     let trace = Arc::new(Trace::default());
-    let running = tokio::spawn(finished(world.dlock.clone(), trace.clone()));
+    let running = tokio::spawn(finished(fixture.dlock.clone(), trace.clone()));
     until(async || trace.entered.load(Ordering::SeqCst)).await;
-    world.break_lock("k").await;
-    drop(world.busy("k").await); // somebody else may have it meanwhile
+    fixture.break_lock("k").await;
+    drop(fixture.busy("k").await); // somebody else may have it meanwhile
     trace.go_on.notify_one();
     assert_eq!(running.await.unwrap(), Ok(State::Lost));
     assert!(trace.passed.load(Ordering::SeqCst));
-    world.assert_free("k").await;
+    fixture.assert_free("k").await;
 }
 
 #[distributed_lock(keys = ["a", "b"], client = dlock)]
@@ -149,15 +149,15 @@ async fn of_several(dlock: Dlock, trace: Arc<Trace>) -> AppResult<()> {
     std::future::pending().await
 }
 
-async fn lost_of_several(world: World) {
+async fn lost_of_several(fixture: Fixture) {
     let trace = Arc::new(Trace::default());
-    let running = tokio::spawn(of_several(world.dlock.clone(), trace.clone()));
+    let running = tokio::spawn(of_several(fixture.dlock.clone(), trace.clone()));
     until(async || trace.entered.load(Ordering::SeqCst)).await;
-    world.break_lock("b").await;
+    fixture.break_lock("b").await;
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(error, AppError::Lock(ErrorKind::Lost, Body::Cancelled));
-    world.assert_free("a").await;
-    world.assert_free("b").await;
+    fixture.assert_free("a").await;
+    fixture.assert_free("b").await;
 }
 
 #[distributed_lock(keys = ["a", "b"], client = dlock)]
@@ -171,24 +171,24 @@ async fn begun_to_finish(dlock: &Dlock, ran: &AtomicU32) -> AppResult<u32> {
 }
 
 /// The first key is lost while the second is waited for.
-async fn lost_before_the_body(world: World) {
+async fn lost_before_the_body(fixture: Fixture) {
     let ran = AtomicU32::new(0);
     for to_finish in [false, true] {
-        let busy = world.busy("b").await;
+        let busy = fixture.busy("b").await;
         let call = async {
             if to_finish {
-                begun_to_finish(&world.dlock, &ran).await
+                begun_to_finish(&fixture.dlock, &ran).await
             } else {
-                begun(&world.dlock, &ran).await
+                begun(&fixture.dlock, &ran).await
             }
         };
         let holds_a = || {
-            let held = world.dlock.local_state().held;
+            let held = fixture.dlock.local_state().held;
             held.iter().any(|hold| hold.key.as_str() == "a" && hold.state == State::Held)
         };
         let losing = async {
             until(async || holds_a()).await;
-            world.break_lock("a").await;
+            fixture.break_lock("a").await;
             until(async || !holds_a()).await;
             drop(busy);
         };
@@ -196,8 +196,8 @@ async fn lost_before_the_body(world: World) {
         assert_eq!(outcome, Err(AppError::Lock(ErrorKind::Lost, Body::NotRun)));
     }
     assert_eq!(ran.load(Ordering::SeqCst), 0);
-    world.assert_free("a").await;
-    world.assert_free("b").await;
+    fixture.assert_free("a").await;
+    fixture.assert_free("b").await;
 }
 
 #[distributed_lock(key = "k", client = dlock)]
@@ -210,11 +210,11 @@ async fn failing(dlock: &Dlock, early: bool) -> AppResult<()> {
     Ok(())
 }
 
-async fn an_error_of_the_body(world: World) {
-    assert_eq!(failing(&world.dlock, true).await, Err(AppError::Own("returned")));
-    world.assert_free("k").await;
-    assert_eq!(failing(&world.dlock, false).await, Err(AppError::Own("by ?")));
-    world.assert_free("k").await;
+async fn an_error_of_the_body(fixture: Fixture) {
+    assert_eq!(failing(&fixture.dlock, true).await, Err(AppError::Own("returned")));
+    fixture.assert_free("k").await;
+    assert_eq!(failing(&fixture.dlock, false).await, Err(AppError::Own("by ?")));
+    fixture.assert_free("k").await;
 }
 
 #[distributed_lock(key = "k", client = dlock)]
@@ -223,44 +223,44 @@ async fn panicking(dlock: Dlock) -> Result<()> {
     panic!("as the test wants it")
 }
 
-async fn a_panic(world: World) {
-    let panicked = tokio::spawn(panicking(world.dlock.clone())).await.unwrap_err();
+async fn a_panic(fixture: Fixture) {
+    let panicked = tokio::spawn(panicking(fixture.dlock.clone())).await.unwrap_err();
     let said = panicked.into_panic();
     assert_eq!(said.downcast_ref::<&str>(), Some(&"as the test wants it"), "the panic goes on");
-    world.assert_free("k").await;
+    fixture.assert_free("k").await;
 }
 
-async fn a_cancelled_caller(world: World) {
+async fn a_cancelled_caller(fixture: Fixture) {
     let trace = Arc::new(Trace::default());
-    let running = tokio::spawn(cancelled(world.dlock.clone(), trace.clone()));
+    let running = tokio::spawn(cancelled(fixture.dlock.clone(), trace.clone()));
     until(async || trace.entered.load(Ordering::SeqCst)).await;
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
     assert!(trace.dropped.load(Ordering::SeqCst));
-    world.assert_free("k").await;
+    fixture.assert_free("k").await;
 }
 
-async fn a_caller_cancelled_while_waiting(world: World) {
+async fn a_caller_cancelled_while_waiting(fixture: Fixture) {
     let trace = Arc::new(Trace::default());
-    let busy = world.busy("k").await;
-    let waiting = tokio::spawn(cancelled(world.dlock.clone(), trace.clone()));
-    until(async || !world.other.inspect("k").await.unwrap().waiters.is_empty()).await;
+    let busy = fixture.busy("k").await;
+    let waiting = tokio::spawn(cancelled(fixture.dlock.clone(), trace.clone()));
+    until(async || !fixture.other.inspect("k").await.unwrap().waiters.is_empty()).await;
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
-    until(async || world.other.inspect("k").await.unwrap().waiters.is_empty()).await;
+    until(async || fixture.other.inspect("k").await.unwrap().waiters.is_empty()).await;
     drop(busy);
-    world.assert_free("k").await;
+    fixture.assert_free("k").await;
     assert!(!trace.entered.load(Ordering::SeqCst), "the body never ran");
 }
 
-async fn shutdown(world: World) {
+async fn shutdown(fixture: Fixture) {
     let trace = Arc::new(Trace::default());
-    let running = tokio::spawn(cancelled(world.dlock.clone(), trace.clone()));
+    let running = tokio::spawn(cancelled(fixture.dlock.clone(), trace.clone()));
     until(async || trace.entered.load(Ordering::SeqCst)).await;
-    assert_eq!(world.dlock.shutdown(std::time::Duration::ZERO).await, 0);
+    assert_eq!(fixture.dlock.shutdown(std::time::Duration::ZERO).await, 0);
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(error, AppError::Lock(ErrorKind::Lost, Body::Cancelled));
-    let error = once(&world.dlock, &AtomicU32::new(0)).await.unwrap_err();
+    let error = once(&fixture.dlock, &AtomicU32::new(0)).await.unwrap_err();
     assert_eq!(error, AppError::Lock(ErrorKind::ShuttingDown, Body::NotRun));
-    world.assert_free("k").await;
+    fixture.assert_free("k").await;
 }

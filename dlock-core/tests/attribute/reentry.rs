@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use dlock::{Dlock, ErrorKind, Result, assert_locked, distributed_lock, key, testing};
 
-use crate::world::until;
-use crate::{World, on_both};
+use crate::fixture::until;
+use crate::{Fixture, on_both};
 
 on_both!(
     nested_calls_go_through,
@@ -35,10 +35,10 @@ fn save(id: u64) {
     assert_locked!("order:{id}");
 }
 
-async fn nested_calls_go_through(world: World) {
-    let (outer, inner) = pay(&world.dlock, 7).await.unwrap();
+async fn nested_calls_go_through(fixture: Fixture) {
+    let (outer, inner) = pay(&fixture.dlock, 7).await.unwrap();
     assert_eq!(outer, inner, "the same grant");
-    world.assert_free("order:7").await;
+    fixture.assert_free("order:7").await;
 }
 
 #[distributed_lock(key = "tree", wait = "0s", client = dlock)]
@@ -49,9 +49,9 @@ async fn walk(dlock: &Dlock, depth: u32) -> Result<u32> {
     }
 }
 
-async fn recursion(world: World) {
-    assert_eq!(walk(&world.dlock, 20).await.unwrap(), 20);
-    world.assert_free("tree").await;
+async fn recursion(fixture: Fixture) {
+    assert_eq!(walk(&fixture.dlock, 20).await.unwrap(), 20);
+    fixture.assert_free("tree").await;
 }
 
 #[distributed_lock(key = "parent", client = dlock)]
@@ -73,9 +73,9 @@ async fn child(dlock: &Dlock, inside: &AtomicU32) -> Result<()> {
     Ok(())
 }
 
-async fn siblings_exclude_each_other(world: World) {
-    parent(&world.dlock, &AtomicU32::new(0)).await.unwrap();
-    world.assert_free("parent").await;
+async fn siblings_exclude_each_other(fixture: Fixture) {
+    parent(&fixture.dlock, &AtomicU32::new(0)).await.unwrap();
+    fixture.assert_free("parent").await;
 }
 
 #[distributed_lock(key = "spawned", client = dlock)]
@@ -95,9 +95,9 @@ async fn spawned(dlock: Dlock, entered: Arc<AtomicU32>) -> Result<()> {
     Ok(())
 }
 
-async fn another_task_waits(world: World) {
+async fn another_task_waits(fixture: Fixture) {
     let entered = Arc::new(AtomicU32::new(0));
-    let task = spawns(world.dlock.clone(), entered.clone()).await.unwrap();
+    let task = spawns(fixture.dlock.clone(), entered.clone()).await.unwrap();
     task.await.unwrap().unwrap();
     assert_eq!(entered.load(Ordering::SeqCst), 1);
 }
@@ -112,9 +112,9 @@ async fn writes(dlock: &Dlock) -> Result<()> {
     Ok(())
 }
 
-async fn a_reader_cannot_write(world: World) {
-    assert_eq!(reads(&world.dlock).await.unwrap_err().kind(), ErrorKind::WouldDeadlock);
-    world.assert_free("rw").await;
+async fn a_reader_cannot_write(fixture: Fixture) {
+    assert_eq!(reads(&fixture.dlock).await.unwrap_err().kind(), ErrorKind::WouldDeadlock);
+    fixture.assert_free("rw").await;
 }
 
 #[distributed_lock(key = "nested-job", client = dlock)]
@@ -127,9 +127,9 @@ async fn inner_job(dlock: &Dlock) -> Result<()> {
     Ok(())
 }
 
-async fn the_outermost_holds_at_least(world: World) {
-    outer_job(&world.dlock).await.unwrap();
-    world.assert_free("nested-job").await;
+async fn the_outermost_holds_at_least(fixture: Fixture) {
+    outer_job(&fixture.dlock).await.unwrap();
+    fixture.assert_free("nested-job").await;
 }
 
 #[tokio::test]

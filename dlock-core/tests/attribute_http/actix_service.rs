@@ -8,7 +8,7 @@ use actix_web::web::{Data, Path};
 use actix_web::{App as Actix, HttpResponse, HttpServer, ResponseError, get};
 use dlock::{Error, ErrorKind, distributed_lock};
 
-use crate::{App, World};
+use crate::{App, Fixture};
 
 #[derive(Debug)]
 struct Failure(Error);
@@ -82,21 +82,21 @@ fn serve(app: App) -> SocketAddr {
     address
 }
 
-async fn under_load(world: World) {
-    let [one, two] = world.apps.clone();
+async fn under_load(fixture: Fixture) {
+    let [one, two] = fixture.apps.clone();
     let services = [serve(one), serve(two)];
-    world.storm(services).await;
-    world.refusals(services[0]).await;
+    fixture.storm(services).await;
+    fixture.refusals(services[0]).await;
 }
 
 #[actix_web::test]
 async fn memory() {
-    under_load(World::memory()).await;
+    under_load(Fixture::memory()).await;
 }
 
 #[actix_web::test]
 async fn redis() {
-    if let Some(world) = World::redis() {
-        under_load(world).await;
+    if let Some(fixture) = Fixture::redis() {
+        under_load(fixture).await;
     }
 }

@@ -7,7 +7,7 @@ use axum::extract::{Path, State};
 use axum::routing::get;
 use dlock::{Result, distributed_lock};
 
-use crate::{App, World};
+use crate::{App, Fixture};
 
 #[distributed_lock(key = "order:{order}", client = app.dlock, guard = lock)]
 async fn book(State(app): State<App>, Path(order): Path<usize>) -> Result<String> {
@@ -45,21 +45,21 @@ async fn serve(app: App) -> SocketAddr {
     address
 }
 
-async fn under_load(world: World) {
-    let [one, two] = world.apps.clone();
+async fn under_load(fixture: Fixture) {
+    let [one, two] = fixture.apps.clone();
     let services = [serve(one).await, serve(two).await];
-    world.storm(services).await;
-    world.refusals(services[0]).await;
+    fixture.storm(services).await;
+    fixture.refusals(services[0]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory() {
-    under_load(World::memory()).await;
+    under_load(Fixture::memory()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis() {
-    if let Some(world) = World::redis() {
-        under_load(world).await;
+    if let Some(fixture) = Fixture::redis() {
+        under_load(fixture).await;
     }
 }

@@ -1,5 +1,5 @@
-//! Annotated handlers of axum and actix-web under concurrent requests: two
-//! processes' worth of service each, on one store, judged by overlap and tokens.
+//! Annotated handlers of axum and actix-web under concurrent requests, each with two
+//! services on one store. A history checks overlaps and tokens.
 
 mod actix_service;
 mod axum_service;
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 const REQUESTS: usize = 200;
 const ORDERS: usize = 3;
 
-/// What the handlers of one process share.
+/// The state that the handlers of a service share.
 #[derive(Clone)]
 struct App {
     dlock: Dlock,
@@ -27,7 +27,7 @@ struct App {
 }
 
 impl App {
-    /// What every body does.
+    /// The body of every handler.
     async fn book(&self, order: usize, lock: &Guard) -> String {
         let entry = self.histories[order].enter(lock);
         tokio::time::sleep(Duration::from_micros(200)).await;
@@ -36,14 +36,14 @@ impl App {
     }
 }
 
-/// Two processes, so to say, and somebody who is neither.
-struct World {
+/// Two services, as if in two processes, and another client.
+struct Fixture {
     apps: [App; 2],
     other: Dlock,
     server: Option<RedisServer>,
 }
 
-impl World {
+impl Fixture {
     fn memory() -> Self {
         let store = Memory::new();
         Self::new(|| Dlock::builder().backend(store.another()), None)
@@ -62,10 +62,10 @@ impl World {
             builder.ttl(Duration::from_secs(9)).connect_lazy().expect("a client")
         };
         let app = || App { dlock: client(), histories: Arc::clone(&histories) };
-        World { apps: [app(), app()], other: client(), server }
+        Fixture { apps: [app(), app()], other: client(), server }
     }
 
-    /// Many requests at once, to both services.
+    /// Sends many requests at once to both services.
     async fn storm(&self, services: [SocketAddr; 2]) {
         let mut requests = JoinSet::new();
         for number in 0..REQUESTS {
@@ -83,7 +83,7 @@ impl World {
         assert_eq!(entries, REQUESTS as u64);
     }
 
-    /// Each refusal has its status.
+    /// Checks the HTTP status of each kind of error.
     async fn refusals(mut self, service: SocketAddr) {
         let busy = self.other.mutex("order:1").lock().await.expect("somebody else's lock");
         let reply = get(service, "/busy/1").await;
@@ -125,7 +125,7 @@ impl Reply {
     }
 }
 
-/// One request on a connection of its own.
+/// Sends one request on its own connection.
 async fn get(service: SocketAddr, path: &str) -> Reply {
     let mut stream = TcpStream::connect(service).await.expect("a connection");
     let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");

@@ -1,5 +1,5 @@
-//! Random steps on one machine and one server, nested tasks included: it never
-//! panics, nobody exclusive has company, and nothing is left at the end.
+//! Random steps on one machine and one server, with nested locks: the machine never
+//! panics, an exclusive holder is alone, and nothing is left at the end.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,24 +17,24 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
-struct Play {
+struct RandomRun {
     random: StdRng,
     now: Moment,
     machine: Engine<()>,
     queue: LockTable,
     calls: VecDeque<(CallId, Request)>,
-    /// Ticket, mode, and the ticket it is nested in.
+    /// Each ticket with its mode and the ticket that it is nested in.
     tickets: Vec<(Ticket, Mode, Option<Ticket>)>,
     holder: Arc<Holder>,
 }
 
-impl Play {
+impl RandomRun {
     fn new(seed: u64) -> Self {
         let handover = HandoverLimits { count: 3, time: Duration::from_millis(50) };
         let limits = Limits { handover, waiters: 6 };
         let holder =
             Holder { client: 1, name: "one".into(), host: "here".into(), pid: 1, tags: vec![] };
-        Play {
+        RandomRun {
             random: StdRng::seed_from_u64(seed),
             now: Moment::default() + Duration::from_secs(1),
             machine: Engine::new(limits, [3; 32], PlantedBug::default()),
@@ -56,7 +56,7 @@ impl Play {
         result
     }
 
-    /// The oldest call is applied and answered, or its answer is lost.
+    /// Applies the oldest call, and answers it or loses the answer.
     fn serve(&mut self, answers: bool) {
         let Some((call, request)) = self.calls.pop_front() else { return };
         let mut sent = Vec::new();
@@ -143,7 +143,7 @@ impl Play {
         }
     }
 
-    /// Lets go of a ticket, and of those nested in it first, as nested code does.
+    /// Drops a ticket, after those that are nested in it, as nested code does.
     fn let_go(&mut self, place: usize) {
         let (ticket, ..) = self.tickets[place];
         if self.random.random_ratio(4, 5) {
@@ -163,7 +163,7 @@ impl Play {
         self.step(|machine, now, actions| machine.forget(now, ticket, actions));
     }
 
-    fn judge(&mut self, seed: u64) {
+    fn check(&mut self, seed: u64) {
         let outermost: Vec<Mode> = self
             .held()
             .into_iter()
@@ -209,7 +209,7 @@ impl Play {
                     self.serve(answers);
                 }
             }
-            self.judge(seed);
+            self.check(seed);
         }
         while !self.tickets.is_empty() {
             self.let_go(0);
@@ -229,6 +229,6 @@ impl Play {
 #[test]
 fn random_steps() {
     for seed in 0..3_000 {
-        Play::new(seed).play(seed);
+        RandomRun::new(seed).play(seed);
     }
 }

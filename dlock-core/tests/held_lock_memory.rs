@@ -1,5 +1,5 @@
-//! What a held lock costs. In a process of its own, since it looks at the
-//! memory of the whole process.
+//! Measures the memory of a held lock. It is a test file of its own because it looks at
+//! the memory of the whole process.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn resident_bytes() -> usize {
     pages * 4096
 }
 
-/// At most 1 KiB each, renewed by one timer for all of them.
+/// Each lock takes at most 1 KiB, and one timer renews all of them.
 #[tokio::test(start_paused = true)]
 async fn a_hundred_thousand_held_locks() {
     let dlock = Dlock::builder().url("memory://held").ttl(Duration::from_secs(30)).connect();

@@ -1,4 +1,4 @@
-//! A store with two clients.
+//! The fixture of the tests: a store with two clients.
 
 use std::future::Future;
 use std::time::Duration;
@@ -8,14 +8,13 @@ use dlock::{Dlock, DlockBuilder, Guard, IntoKey};
 use dlock_testkit::redis::RedisServer;
 use dlock_testkit::{FaultControl, FaultMode, FaultyBackend};
 
-/// Longer than anything takes here; who waits for it waits for something that
-/// does not come.
+/// Longer than anything takes here.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-pub(crate) struct World {
+pub(crate) struct Fixture {
     /// The client of the code under test.
     pub(crate) dlock: Dlock,
-    /// Another process, so to say.
+    /// A client as if of another process.
     pub(crate) other: Dlock,
     store: Store,
 }
@@ -25,7 +24,7 @@ enum Store {
     Redis(RedisServer),
 }
 
-/// What every client of these tests has, whatever its backend.
+/// The options of every client of these tests.
 fn configured(builder: DlockBuilder) -> DlockBuilder {
     builder.ttl(Duration::from_secs(9)).wait(LONG).call_timeout(Duration::from_secs(5))
 }
@@ -34,11 +33,11 @@ fn connected(builder: DlockBuilder) -> Dlock {
     builder.connect_lazy().expect("a client")
 }
 
-impl World {
+impl Fixture {
     pub(crate) fn memory() -> Self {
         let store = Memory::new();
         let (backend, faults) = FaultyBackend::new(store.another());
-        World {
+        Fixture {
             dlock: connected(configured(Dlock::builder().backend(backend))),
             other: connected(configured(Dlock::builder().backend(store.another()))),
             store: Store::Memory(store, faults),
@@ -48,10 +47,10 @@ impl World {
     pub(crate) fn redis() -> Option<Self> {
         let server = RedisServer::start()?;
         let client = || connected(configured(Dlock::builder().url(&server.url())));
-        Some(World { dlock: client(), other: client(), store: Store::Redis(server) })
+        Some(Fixture { dlock: client(), other: client(), store: Store::Redis(server) })
     }
 
-    /// One more client, with these options as in the query of a URL, and more.
+    /// One more client, with the options of a URL query and of the builder.
     pub(crate) fn client(
         &self,
         query: &str,
@@ -67,7 +66,7 @@ impl World {
         connected(more(builder))
     }
 
-    /// Nobody answers any more.
+    /// Makes the backend unreachable.
     pub(crate) fn end_backend(&mut self) {
         match &mut self.store {
             Store::Memory(_, faults) => faults.set(FaultMode::Unreachable),
@@ -75,19 +74,19 @@ impl World {
         }
     }
 
-    /// Somebody else holds the key.
+    /// Lets the other client hold the key.
     pub(crate) async fn busy(&self, key: &str) -> Guard {
         self.other.mutex(key).lock().await.expect("somebody else's lock")
     }
 
-    /// Somebody else breaks the lock.
+    /// Lets the other client break the lock.
     pub(crate) async fn break_lock(&self, key: impl IntoKey) {
         let broken = self.other.break_lock(key).await.expect("the backend answers");
         assert!(broken > 0, "nobody held it");
     }
 
-    /// Nothing is left: another process gets the key at once, so to say, and this
-    /// one neither holds nor waits for anything.
+    /// Checks that nothing is left: the other client gets the key, and this one neither
+    /// holds nor waits for anything.
     pub(crate) async fn assert_free(&self, key: &str) {
         let taken = tokio::time::timeout(LONG, self.other.mutex(key).lock()).await;
         let taken = taken.expect("the key becomes free").expect("the backend answers");
@@ -97,7 +96,7 @@ impl World {
     }
 }
 
-/// Waits until it is so.
+/// Waits until a condition is true.
 pub(crate) async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
     let waiting = async {
         while !is_so().await {

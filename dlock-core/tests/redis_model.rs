@@ -1,10 +1,10 @@
-//! The scripts and the server model that the simulation uses agree: the same
-//! random operations on both, every answer and every notice compared.
+//! Compares the Lua scripts with the lock table that the simulation uses as the model of
+//! a server: the same random operations on both must give the same answers and notices.
 //!
 //! The model's time stands still while a block of operations runs, and moves by
-//! more than the short lifetimes between blocks. A block that took the real
+//! more than the short ttls between blocks. A block that took the real
 //! server too long is not compared any further. `DLOCK_TEST_SEED` replays a round,
-//! `DLOCK_TEST_ROUNDS` says how many are played.
+//! `DLOCK_TEST_ROUNDS` sets the number of rounds.
 
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,15 +23,15 @@ use rand::{RngExt as _, SeedableRng as _};
 
 const SHORT: Duration = Duration::from_millis(400);
 const LONG: Duration = Duration::from_secs(60);
-/// Between blocks: longer than what is short.
+/// The time between blocks: longer than the short ttl.
 const STEP: Duration = Duration::from_millis(450);
-/// A block must take less, or what is short may end in it.
+/// A block must take less time, or a short ttl may end in it.
 const BLOCK: Duration = Duration::from_millis(250);
 const BLOCKS: usize = 4;
 const OPERATIONS: usize = 25;
 const OWNERS: u128 = 8;
 
-/// Collects notices in the order they come.
+/// Collects notices in the order of their arrival.
 #[derive(Default)]
 struct Heard(Mutex<Vec<(Owner, Notice)>>);
 
@@ -50,7 +50,7 @@ struct Round {
     heard: Arc<Heard>,
     key: Key,
     modes: Vec<Mode>,
-    /// First tokens of the same grant: the model's and the server's.
+    /// The first token of a grant in the model, and of the same grant at the server.
     tokens: Vec<(u64, u64)>,
 }
 
@@ -160,7 +160,7 @@ impl Round {
         }
     }
 
-    /// Compares what lies there and what was told.
+    /// Compares the state of the keys and the notices.
     async fn compare(&mut self) {
         let ours = self.model.inspect(self.now, &self.key);
         let theirs = self.redis.inspect(&self.key).await.expect("a look");
