@@ -1,17 +1,17 @@
-//! Random faults on real processes with a real Redis, for as long as one likes.
+//! Random faults on real processes with a real Redis, for any length of time.
 //!
-//! A coordinator starts a server with persistence and workers, each with a
-//! [proxy](crate::proxy) between it and the server: processes whose tasks lock a few keys in all ways there are.
-//! Two lanes of faults run side by side, one against server and network, one
-//! against the workers; both are drawn from the seed (when they hit what is the
-//! machine's business, so a seed gives the same faults, not the same history).
-//! The workers tell each stay, and the [judge](crate::records::Judge) sweeps over
-//! all of them. At the end all workers leave in order, and nothing may be left
-//! behind.
+//! A coordinator starts a server with persistence, and worker processes, each with a
+//! [proxy](crate::proxy) between it and the server. The tasks of a worker lock a few
+//! keys with all primitives. Two sequences of faults run at the same time, one against
+//! server and network, one against the workers. Both are drawn from the seed; their
+//! timing depends on the machine, so a seed gives the same faults but not the same
+//! history. The workers print a record each time they held a lock, and a
+//! [checker](crate::record_checker) checks all records. At the end all workers shut
+//! down, and nothing may be left behind.
 //!
-//! A violation is: two at once, a token that does not rise, a key that nobody gets
-//! any more although many want it, an error of a kind that no fault explains, a
-//! worker that does not end, anything left behind.
+//! A violation is: two holders that exclude each other, a token that does not rise, a
+//! key that nobody gets although many want it, an error of a kind that no fault
+//! explains, a worker that does not exit, anything left behind.
 
 mod faults;
 mod run;
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use dlock::machine::Bug;
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Clone, Debug)]
 struct Options {
     length: Duration,
@@ -30,9 +30,9 @@ struct Options {
     tasks: usize,
     seed: u64,
     faults_per_minute: u64,
-    /// A bug planted in the clients, which must be found.
+    /// A bug that is planted in the clients and must be found.
     plant: Option<Bug>,
-    /// A worker of a run: the URL and the number.
+    /// The URL and the number of a worker, if this process is one.
     worker: Option<(String, usize)>,
 }
 
@@ -40,7 +40,7 @@ const USAGE: &str = "usage: dlock-chaos --minutes N [--processes 8] [--tasks 16]
                    [--faults-per-minute 30] [--plant NAME]
        dlock-chaos --seconds N ...";
 
-/// The command `dlock-chaos`.
+/// Runs the command `dlock-chaos` with these arguments.
 pub fn command(arguments: impl Iterator<Item = String>) -> ExitCode {
     let options = match Options::parse(arguments) {
         Ok(options) => options,
@@ -53,7 +53,7 @@ pub fn command(arguments: impl Iterator<Item = String>) -> ExitCode {
     let runtime = match runtime.worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("no runtime: {error}");
+            eprintln!("the runtime cannot be started: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -76,7 +76,8 @@ impl Options {
         };
         let (mut url, mut number) = (None, 0);
         while let Some(name) = arguments.next() {
-            let value = arguments.next().ok_or_else(|| format!("{name} wants a value"))?;
+            let value =
+                arguments.next().ok_or_else(|| format!("the option {name} needs a value"))?;
             let count = || value.parse::<u64>().map_err(|error| format!("{name} {value}: {error}"));
             let size = || count().map(|count| usize::try_from(count.clamp(1, 1_000)).unwrap_or(1));
             match name.as_str() {
@@ -88,7 +89,8 @@ impl Options {
                 "--faults-per-minute" => options.faults_per_minute = count()?,
                 "--plant" => {
                     let plant = Bug::ALL.into_iter().find(|plant| format!("{plant:?}") == value);
-                    let names = || format!("no such plant; there are {:?}", Bug::ALL);
+                    let names =
+                        || format!("{value} is not a planted bug; use one of {:?}", Bug::ALL);
                     options.plant = Some(plant.ok_or_else(names)?);
                 }
                 "--url" => url = Some(value),

@@ -1,8 +1,7 @@
-//! The conformance suite of a backend: one function per promise.
+//! The conformance suite of a backend: one trial for each promise.
 //!
-//! Which promises apply is decided by the backend's
-//! [`Capabilities`]; what it does not claim is not
-//! tried, and said so. To run it on a backend of your own:
+//! The backend's [`Capabilities`] decide which trials are run; the suite prints the
+//! names of the others. To run it on a backend of your own:
 //!
 //! ```
 //! use dlock::backend::memory::Memory;
@@ -15,7 +14,7 @@
 //! # }
 //! ```
 //!
-//! Every trial uses keys of its own, so a shared server will do.
+//! Every trial uses its own keys, so the suite can run on a shared server.
 
 mod cancel;
 mod exclusion;
@@ -31,9 +30,9 @@ use std::time::Duration;
 use dlock::backend::{Backend, Capabilities, Cursor};
 use dlock::{Dlock, DlockBuilder};
 
-use crate::faulty::{Faulty, Switch};
+use crate::faulty_backend::{FaultControl, FaultyBackend};
 
-/// A backend under test.
+/// The conformance suite for one backend.
 pub struct Suite {
     backend: Box<dyn Fn() -> Box<dyn Backend>>,
     keys: AtomicU64,
@@ -41,13 +40,13 @@ pub struct Suite {
 
 type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// One promise.
+/// A test of one promise of a backend.
 pub struct Trial {
-    /// What is promised.
+    /// The name of the promise.
     pub name: &'static str,
-    /// Whether it applies to a backend.
+    /// Whether the promise applies to a backend with these capabilities.
     pub applies: fn(&Capabilities) -> bool,
-    /// Tries it; panics if it is broken.
+    /// Runs the trial; it panics if the promise is broken.
     pub run: for<'a> fn(&'a Suite) -> Running<'a>,
 }
 
@@ -63,10 +62,10 @@ impl std::fmt::Debug for Suite {
     }
 }
 
-/// Names trials: `name if condition`.
+/// Lists trials as `module::name if capability`.
 macro_rules! trials {
     ($($module:ident::$name:ident $(if $need:ident)*;)*) => {
-        /// All promises.
+        /// All trials of the suite.
         pub fn trials() -> Vec<Trial> {
             vec![$(Trial {
                 name: stringify!($name),
@@ -78,7 +77,8 @@ macro_rules! trials {
 }
 
 impl Suite {
-    /// A suite for the store that all these backends share.
+    /// A suite for a store. Each call of `backend` returns a backend on that store, for
+    /// one client.
     pub fn new<B: Backend>(backend: impl Fn() -> B + 'static) -> Self {
         Suite { backend: Box::new(move || Box::new(backend())), keys: AtomicU64::new(0) }
     }
@@ -129,7 +129,10 @@ impl Suite {
         operators::nothing_is_left if operators;
     }
 
-    /// Tries every promise that applies.
+    /// Runs every trial that applies to the backend.
+    ///
+    /// # Panics
+    /// If a promise is broken.
     pub async fn run(&self) {
         let capabilities = (self.backend)().capabilities();
         for trial in Self::trials() {
@@ -137,7 +140,7 @@ impl Suite {
                 println!("{}: {}", capabilities.name, trial.name);
                 (trial.run)(self).await;
             } else {
-                println!("{}: {} is not claimed", capabilities.name, trial.name);
+                println!("{}: {} skipped, not a capability", capabilities.name, trial.name);
             }
         }
     }
@@ -152,41 +155,42 @@ impl Suite {
     }
 
     fn client_of(&self, configure: impl FnOnce(DlockBuilder) -> DlockBuilder) -> Dlock {
-        let builder = Dlock::builder().backend((self.backend)()).ttl(TTL).wait(PATIENT);
+        let builder = Dlock::builder().backend((self.backend)()).ttl(TTL).wait(LONG_WAIT);
         configure(builder).connect_lazy().expect("a client")
     }
 
-    /// Another process, as it were.
+    /// A new client, as if in another process.
     fn client(&self) -> Dlock {
         self.client_of(|builder| builder)
     }
 
-    /// Another process, whose calls can be made to fail.
-    fn faulty(&self) -> (Dlock, Switch) {
-        let (backend, switch) = Faulty::new((self.backend)());
-        let client = Dlock::builder().backend(backend).ttl(TTL).wait(PATIENT);
-        (client.connect_lazy().expect("a client"), switch)
+    /// A new client whose calls can be made to fail.
+    fn faulty(&self) -> (Dlock, FaultControl) {
+        let (backend, faults) = FaultyBackend::new((self.backend)());
+        let client = Dlock::builder().backend(backend).ttl(TTL).wait(LONG_WAIT);
+        (client.connect_lazy().expect("a client"), faults)
     }
 }
 
-/// Long enough for a slow machine, short enough to wait for its end.
+/// The ttl of the trials: long enough for a slow machine, and short enough to wait
+/// for its end.
 const TTL: Duration = Duration::from_millis(900);
-/// Longer than anything that goes well.
-const PATIENT: Duration = Duration::from_secs(20);
-/// What counts as at once, on a busy machine.
+/// Longer than anything takes that works.
+const LONG_WAIT: Duration = Duration::from_secs(20);
+/// The time that counts as immediate, on a busy machine.
 const SOON: Duration = Duration::from_millis(400);
 
-/// Waits for a condition that must come true.
+/// Waits until a condition is true.
 ///
 /// # Panics
-/// If it does not in a time that is far more than any test needs.
+/// If it is not true after 20 s, which is far more than any test needs.
 pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !condition().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    assert!(tokio::time::timeout(PATIENT, waiting).await.is_ok(), "{what} never came true");
+    assert!(tokio::time::timeout(LONG_WAIT, waiting).await.is_ok(), "waited in vain for: {what}");
 }
 
 async fn is_free(client: &Dlock, key: &str) -> bool {
@@ -207,7 +211,7 @@ async fn keys_in_use(client: &Dlock, prefix: &str) -> Vec<String> {
     keys
 }
 
-/// Runs tasks to their end, passing a panic on.
+/// Waits for all tasks, and panics if one of them did.
 async fn all(tasks: Vec<tokio::task::JoinHandle<()>>) {
     for task in tasks {
         if let Err(error) = task.await {

@@ -1,11 +1,12 @@
-//! Who was inside when, for tests that run real tasks.
+//! A history of who held a lock, checked while real tasks run.
 
 use std::sync::{Mutex, PoisonError};
 
 use dlock::{Guard, Mode};
 
-/// Judges overlap and tokens as they happen. A count to N at the end would pass
-/// without any lock.
+/// Checks that holders which exclude each other do not overlap and that tokens rise,
+/// at the moment it happens. A counter that is compared at the end would pass without
+/// any lock.
 #[derive(Debug, Default)]
 pub struct History(Mutex<Inside>);
 
@@ -20,8 +21,9 @@ struct Inside {
 }
 
 impl History {
-    /// The holder of this guard enters; it leaves when the stay is dropped.
-    pub fn enter(&self, guard: &Guard) -> Stay<'_> {
+    /// Records that the holder of this guard entered the critical section. It leaves
+    /// when the returned entry is dropped.
+    pub fn enter(&self, guard: &Guard) -> Entry<'_> {
         let mut inside = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let token = guard.token().get();
         let shared = guard.mode() == Mode::Shared;
@@ -45,34 +47,34 @@ impl History {
             inside.last_writer = last_writer.max(token);
         }
         inside.entries += 1;
-        Stay { history: self, shared }
+        Entry { history: self, shared }
     }
 
-    /// How many entered so far.
+    /// The number of entries so far.
     pub fn entries(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entries
     }
 
-    /// What was wrong.
+    /// The violations found so far.
     pub fn faults(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).faults.clone()
     }
 
-    /// Panics if anything was wrong.
+    /// Panics if a violation was found.
     #[track_caller]
     pub fn assert_clean(&self) {
         assert_eq!(self.faults(), Vec::<String>::new());
     }
 }
 
-/// Somebody inside.
+/// A holder inside the critical section. Dropping it means leaving.
 #[derive(Debug)]
-pub struct Stay<'a> {
+pub struct Entry<'a> {
     history: &'a History,
     shared: bool,
 }
 
-impl Drop for Stay<'_> {
+impl Drop for Entry<'_> {
     fn drop(&mut self) {
         let mut inside = self.history.0.lock().unwrap_or_else(PoisonError::into_inner);
         if self.shared {

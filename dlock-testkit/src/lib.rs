@@ -1,21 +1,21 @@
-//! What it takes to believe a lock: a seeded simulation of the machines, a
-//! history checker, a backend that fails on demand, and the conformance suite of
-//! a backend.
+//! The test kit of dlock: a seeded simulation of the state machines, checkers of
+//! lock histories, a backend and a proxy that fail on demand, real Redis servers
+//! and processes for tests, and the conformance suite of a backend.
 
 pub mod chaos;
 pub mod conformance;
-mod faulty;
+mod faulty_backend;
 mod history;
 pub mod holder;
-pub mod holds;
+pub mod interval;
 pub mod process;
 pub mod proxy;
-pub mod records;
+pub mod record_checker;
 pub mod redis;
 pub mod resp;
 pub mod sale;
 pub mod servers;
 pub mod sim;
 
-pub use faulty::{Faulty, Switch, Weather};
-pub use history::{History, Stay};
+pub use faulty_backend::{FaultControl, FaultMode, FaultyBackend};
+pub use history::{Entry, History};

@@ -1,4 +1,4 @@
-//! Processes that tests start, stop in their tracks, and kill.
+//! Child processes that tests start, pause, resume and kill.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Nanoseconds of a clock that all processes of the machine share.
+/// The monotonic clock that all processes of the machine share, in nanoseconds.
 pub fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// Stops a process in its tracks, until [`resume`]. It must be a child that was
-/// not waited for: such a one keeps its id, so nobody else is hit.
+/// Pauses a process with SIGSTOP until [`resume`]. It must be a child that was not
+/// waited for: its id is not used again, so no other process is paused.
 pub fn pause(id: u32) {
     signal(id, Signal::STOP);
 }
 
-/// Lets a stopped child go on.
+/// Resumes a paused child process with SIGCONT.
 pub fn resume(id: u32) {
     signal(id, Signal::CONT);
 }
@@ -32,21 +32,21 @@ fn signal(id: u32, signal: Signal) {
     }
 }
 
-/// A program that is told what to do in lines and tells what happens in lines.
-/// Killed when dropped.
+/// A child process that reads commands from its standard input and prints events to
+/// its standard output, one per line. It is killed when this value is dropped.
 #[derive(Debug)]
-pub struct Puppet {
+pub struct ChildProcess {
     process: Child,
     input: ChildStdin,
     lines: Receiver<String>,
-    heard: Vec<String>,
+    unread: Vec<String>,
 }
 
-impl Puppet {
-    /// Starts a program.
+impl ChildProcess {
+    /// Starts a program with these arguments.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the program cannot be started.
     pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Self {
         let mut process = Command::new(program)
             .args(arguments)
@@ -56,73 +56,75 @@ impl Puppet {
             .expect("the program can be run");
         let input = process.stdin.take().expect("its input");
         let output = process.stdout.take().expect("its output");
-        let (told, lines) = channel();
+        let (sender, lines) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if told.send(line).is_err() {
+                if sender.send(line).is_err() {
                     return;
                 }
             }
         });
-        Puppet { process, input, lines, heard: Vec::new() }
+        ChildProcess { process, input, lines, unread: Vec::new() }
     }
 
-    /// Tells it something. One that is dead hears nothing.
-    pub fn tell(&mut self, line: &str) {
+    /// Writes a line to the input of the process. Does nothing if the process is dead.
+    pub fn send_line(&mut self, line: &str) {
         let _ = writeln!(self.input, "{line}");
         let _ = self.input.flush();
     }
 
-    /// The next line for which `wanted` has an answer; others are kept for later.
+    /// Waits for the first line for which `wanted` returns a value, and returns that
+    /// value. Other lines stay unread.
     ///
     /// # Panics
-    /// If none comes in half a minute.
-    pub fn hear<T>(&mut self, what: &str, wanted: impl Fn(&str) -> Option<T>) -> T {
+    /// If there is no such line within 30 s.
+    pub fn wait_for_line<T>(&mut self, what: &str, wanted: impl Fn(&str) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
-            let known = self.heard.iter().enumerate();
+            let known = self.unread.iter().enumerate();
             let known = known.filter_map(|(place, line)| Some((place, wanted(line)?))).next();
             if let Some((place, found)) = known {
-                self.heard.remove(place);
+                self.unread.remove(place);
                 return found;
             }
             let left = Duration::from_secs(30).saturating_sub(began.elapsed());
             let line = self.lines.recv_timeout(left);
-            self.heard.push(line.unwrap_or_else(|_| {
-                panic!("{what} was never told; it said {:?}", self.heard);
+            self.unread.push(line.unwrap_or_else(|_| {
+                panic!("the process never printed {what}; it printed {:?}", self.unread);
             }));
         }
     }
 
-    /// Every line so far that was not asked for.
-    pub fn rest(&mut self) -> Vec<String> {
-        self.heard.extend(self.lines.try_iter());
-        std::mem::take(&mut self.heard)
+    /// Takes all lines that were printed so far and not read yet.
+    pub fn take_lines(&mut self) -> Vec<String> {
+        self.unread.extend(self.lines.try_iter());
+        std::mem::take(&mut self.unread)
     }
 
-    /// Stops it in its tracks.
+    /// Pauses the process with SIGSTOP.
     pub fn pause(&self) {
         pause(self.process.id());
     }
 
-    /// Lets it go on.
+    /// Resumes the process.
     pub fn resume(&self) {
         resume(self.process.id());
     }
 
-    /// Kills it: it has no chance to let go of anything.
+    /// Kills the process with SIGKILL, so that it cannot release any lock.
     pub fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 
-    /// Whether it has not ended.
+    /// Whether the process is still running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// Waits for it to end by itself; whether it did so in time, and well.
-    pub fn ended(&mut self, within: Duration) -> bool {
+    /// Waits for the process to exit. Returns whether it exited within this time and
+    /// with success.
+    pub fn wait_for_exit(&mut self, within: Duration) -> bool {
         let began = Instant::now();
         while began.elapsed() < within {
             if let Ok(Some(status)) = self.process.try_wait() {
@@ -134,7 +136,7 @@ impl Puppet {
     }
 }
 
-impl Drop for Puppet {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }

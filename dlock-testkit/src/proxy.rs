@@ -1,14 +1,15 @@
-//! A proxy between clients and a Redis server that does to their connections
-//! what networks do: slow, cut, stall, go silent, lose an answer, say it twice.
+//! A TCP proxy between clients and a Redis server that injects network faults: it
+//! delays, stalls, cuts or silences connections, loses replies and duplicates
+//! messages.
 //!
-//! It knows where messages end and which reply belongs to which request, so that
-//! whatever it does, what a client reads is a stream that a network and a server
-//! could have given it: a reply is never just missing between two others. A lost
-//! reply takes its connection with it; a request that was sent twice is answered
-//! once.
+//! It knows where messages end and which reply belongs to which request. So a client
+//! only reads streams that a real network and server could produce: a reply is never
+//! missing between two others. If a reply is lost, its connection is cut; a request
+//! that was sent twice is answered once.
 //!
-//! Each connection has two ways. On each, one task reads whole messages and
-//! decides their fate, another writes them when they are due and the way is open.
+//! For each of the two directions of a connection, one task reads whole messages and
+//! decides what happens to them. Another task writes them when they are due and the
+//! direction is not stalled.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,12 +25,12 @@ use tokio::task::JoinHandle;
 
 use crate::resp;
 
-/// One of the two ways through the proxy.
+/// The direction of a message through the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Requests.
+    /// Requests, from client to server.
     ToServer,
-    /// Replies and pushes.
+    /// Replies and push messages, from server to client.
     ToClient,
 }
 
@@ -37,20 +38,20 @@ impl Way {
     const BOTH: [Way; 2] = [Way::ToServer, Way::ToClient];
 }
 
-/// What happens once, to the next message it fits.
+/// A fault that happens once, to the next message that matches; see [`Proxy::once`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Once {
-    /// A request is forwarded; instead of its reply the connection is cut.
+    /// A request is forwarded, and the connection is cut instead of its reply.
     LoseReply,
     /// A request is forwarded twice, and answered once.
     DuplicateRequest,
-    /// A push message is left out.
+    /// A push message is dropped.
     LosePush,
     /// A push message is delivered twice.
     DuplicatePush,
 }
 
-/// A proxy on a loopback port of its own, for one server.
+/// A proxy for one server, on a loopback port of its own.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -60,16 +61,16 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    weather: watch::Sender<Weather>,
-    book: Mutex<Book>,
+    conditions: watch::Sender<Conditions>,
+    state: Mutex<State>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Weather {
+struct Conditions {
     delay: [Duration; 2],
     stalled: [bool; 2],
     /// New connections are accepted and never answered.
-    mute: bool,
+    silent: bool,
     /// Connections with a lower number are cut.
     cut_below: u64,
     /// Connections with a lower number are kept open, and nothing is forwarded.
@@ -77,34 +78,34 @@ struct Weather {
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct State {
     attempts: Vec<Instant>,
     open: usize,
-    /// Each with a text that the request must contain.
+    /// Each fault with a string that the message must contain.
     once: Vec<(Once, Vec<u8>)>,
     done: u64,
 }
 
 impl Shared {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this is to happen now, to this message.
-    fn takes(&self, what: Once, message: &[u8]) -> bool {
-        let mut book = self.book();
-        let place = book.once.iter().position(|(once, text)| {
+    /// Removes this fault from the list if it matches the message; whether it did.
+    fn take_fault(&self, what: Once, message: &[u8]) -> bool {
+        let mut state = self.state();
+        let place = state.once.iter().position(|(once, text)| {
             *once == what && (text.is_empty() || message.windows(text.len()).any(|at| at == text))
         });
         let Some(place) = place else { return false };
-        book.once.remove(place);
-        book.done += 1;
+        state.once.remove(place);
+        state.done += 1;
         true
     }
 }
 
 impl Proxy {
-    /// A proxy for the server at this port of the loopback interface.
+    /// Starts a proxy for the server at this loopback port.
     ///
     /// # Panics
     /// If no port is free.
@@ -112,15 +113,15 @@ impl Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let port = listener.local_addr().expect("its address").port();
         let shared = Arc::new(Shared {
-            weather: watch::Sender::new(Weather::default()),
-            book: Mutex::default(),
+            conditions: watch::Sender::new(Conditions::default()),
+            state: Mutex::default(),
         });
         let server = SocketAddr::from(([127, 0, 0, 1], server));
         let accepting = tokio::spawn(accept(listener, server, shared.clone()));
         Proxy { port, shared, accepting }
     }
 
-    /// Where clients connect to.
+    /// The port that clients connect to.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -130,116 +131,117 @@ impl Proxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Weather)) {
-        self.shared.weather.send_modify(change);
+    fn change(&self, change: impl FnOnce(&mut Conditions)) {
+        self.shared.conditions.send_modify(change);
     }
 
-    /// From now on messages take this much longer.
+    /// Delays messages in this direction from now on.
     pub fn delay(&self, way: Way, delay: Duration) {
-        self.change(|weather| weather.delay[way as usize] = delay);
+        self.change(|conditions| conditions.delay[way as usize] = delay);
     }
 
-    /// Messages are held back until [`Proxy::heal`].
+    /// Holds messages back until [`Proxy::heal`].
     pub fn stall(&self, ways: &[Way]) {
-        self.change(|weather| ways.iter().for_each(|way| weather.stalled[*way as usize] = true));
-    }
-
-    /// Messages of both ways are held back, and new connections get no answer
-    /// either, until [`Proxy::heal`].
-    pub fn go_silent(&self) {
-        self.stall(&Way::BOTH);
-        self.change(|weather| weather.mute = true);
-    }
-
-    /// Ends delays, stalls and silence: what was held back is delivered. Those
-    /// who connected to silence, and frozen connections, are cut.
-    pub fn heal(&self) {
-        self.change(|weather| {
-            let cut_below = weather.cut_below.max(weather.frozen_below);
-            *weather = Weather { cut_below, ..Weather::default() };
+        self.change(|conditions| {
+            ways.iter().for_each(|way| conditions.stalled[*way as usize] = true)
         });
     }
 
-    /// Cuts every connection there is.
+    /// Holds messages of both directions back, and accepts new connections without
+    /// answering them, until [`Proxy::heal`].
+    pub fn go_silent(&self) {
+        self.stall(&Way::BOTH);
+        self.change(|conditions| conditions.silent = true);
+    }
+
+    /// Ends delays, stalls and silence, and delivers what was held back. Frozen
+    /// connections, and those accepted during the silence, are cut.
+    pub fn heal(&self) {
+        self.change(|conditions| {
+            let cut_below = conditions.cut_below.max(conditions.frozen_below);
+            *conditions = Conditions { cut_below, ..Conditions::default() };
+        });
+    }
+
+    /// Cuts all open connections.
     pub fn cut(&self) {
-        let next = self.shared.book().attempts.len() as u64;
-        self.change(|weather| weather.cut_below = next);
+        let next = self.shared.state().attempts.len() as u64;
+        self.change(|conditions| conditions.cut_below = next);
     }
 
-    /// Leaves every connection there is half open: not closed, but nothing is
-    /// forwarded any more, until [`Proxy::heal`] cuts it. New ones work.
+    /// Leaves all open connections half open: they are not closed, but nothing is
+    /// forwarded, until [`Proxy::heal`] cuts them. New connections work.
     pub fn freeze(&self) {
-        let next = self.shared.book().attempts.len() as u64;
-        self.change(|weather| weather.frozen_below = next);
+        let next = self.shared.state().attempts.len() as u64;
+        self.change(|conditions| conditions.frozen_below = next);
     }
 
-    /// Does this to the next message that fits; a request fits if it contains
-    /// the text.
+    /// Injects this fault once, into the next message that contains this string.
     pub fn once(&self, what: Once, containing: &str) {
-        self.shared.book().once.push((what, containing.as_bytes().to_vec()));
+        self.shared.state().once.push((what, containing.as_bytes().to_vec()));
     }
 
-    /// Forgets what was to be done once and was not yet.
+    /// Removes all faults of [`Proxy::once`] that have not happened yet.
     pub fn forget_once(&self) {
-        self.shared.book().once.clear();
+        self.shared.state().once.clear();
     }
 
-    /// How often something was done that was to be done once.
+    /// How many faults of [`Proxy::once`] have happened.
     pub fn done(&self) -> u64 {
-        self.shared.book().done
+        self.shared.state().done
     }
 
-    /// When connections were asked for, since the start.
+    /// The times of all connection attempts since the start.
     pub fn attempts(&self) -> Vec<Instant> {
-        self.shared.book().attempts.clone()
+        self.shared.state().attempts.clone()
     }
 
-    /// How many connections are open now.
+    /// The number of connections that are open now.
     pub fn open(&self) -> usize {
-        self.shared.book().open
+        self.shared.state().open
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.accepting.abort();
-        self.change(|weather| weather.cut_below = u64::MAX);
+        self.change(|conditions| conditions.cut_below = u64::MAX);
     }
 }
 
 async fn accept(listener: TcpListener, server: SocketAddr, shared: Arc<Shared>) {
     while let Ok((client, _)) = listener.accept().await {
         let number = {
-            let mut book = shared.book();
-            book.attempts.push(Instant::now());
-            book.open += 1;
-            book.attempts.len() as u64 - 1
+            let mut state = shared.state();
+            state.attempts.push(Instant::now());
+            state.open += 1;
+            state.attempts.len() as u64 - 1
         };
         let shared = shared.clone();
         tokio::spawn(async move {
-            let weather = shared.weather.subscribe();
+            let conditions = shared.conditions.subscribe();
             let cut = async {
-                let mut weather = weather.clone();
-                let _ = weather.wait_for(|weather| number < weather.cut_below).await;
+                let mut conditions = conditions.clone();
+                let _ = conditions.wait_for(|conditions| number < conditions.cut_below).await;
             };
             tokio::select! {
                 _ = serve(client, server, number, &shared) => {}
                 () = cut => {}
             }
-            shared.book().open -= 1;
+            shared.state().open -= 1;
         });
     }
 }
 
-/// What becomes of the replies to the requests that are under way, in order.
+/// What to do with the reply to a request; a queue has one for each open request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum ReplyAction {
     Deliver,
     Swallow,
     Cut,
 }
 
-type Fates = Arc<Mutex<VecDeque<Fate>>>;
+type ReplyActions = Arc<Mutex<VecDeque<ReplyAction>>>;
 
 async fn serve(
     client: TcpStream,
@@ -247,9 +249,9 @@ async fn serve(
     number: u64,
     shared: &Arc<Shared>,
 ) -> io::Result<()> {
-    let mut weather = shared.weather.subscribe();
-    if weather.borrow_and_update().mute {
-        let _ = weather.wait_for(|weather| !weather.mute).await;
+    let mut conditions = shared.conditions.subscribe();
+    if conditions.borrow_and_update().silent {
+        let _ = conditions.wait_for(|conditions| !conditions.silent).await;
         return Ok(());
     }
     let server = TcpStream::connect(server).await?;
@@ -257,118 +259,118 @@ async fn serve(
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let fates = Fates::default();
+    let actions = ReplyActions::default();
     let requests = {
-        let (shared, fates) = (shared.clone(), fates.clone());
-        move |message: &[u8], out: &mut Vec<u8>| request(&shared, &fates, message, out)
+        let (shared, actions) = (shared.clone(), actions.clone());
+        move |message: &[u8], out: &mut Vec<u8>| request(&shared, &actions, message, out)
     };
     let replies = {
         let shared = shared.clone();
-        move |message: &[u8], out: &mut Vec<u8>| reply(&shared, &fates, message, out)
+        move |message: &[u8], out: &mut Vec<u8>| reply(&shared, &actions, message, out)
     };
-    // Whichever ends first ends the connection.
+    // The direction that ends first ends the connection.
     tokio::select! {
-        ended = pass(Way::ToServer, number, shared, from_client, to_server, requests) => ended,
-        ended = pass(Way::ToClient, number, shared, from_server, to_client, replies) => ended,
+        ended = forward(Way::ToServer, number, shared, from_client, to_server, requests) => ended,
+        ended = forward(Way::ToClient, number, shared, from_server, to_client, replies) => ended,
     }
 }
 
-/// The connection is to be cut here.
-struct Severed;
+/// The connection must be cut at this message.
+struct ConnectionCut;
 
 fn request(
     shared: &Shared,
-    fates: &Mutex<VecDeque<Fate>>,
+    actions: &Mutex<VecDeque<ReplyAction>>,
     message: &[u8],
     out: &mut Vec<u8>,
-) -> Result<(), Severed> {
-    let mut fates = fates.lock().unwrap_or_else(PoisonError::into_inner);
+) -> Result<(), ConnectionCut> {
+    let mut actions = actions.lock().unwrap_or_else(PoisonError::into_inner);
     out.extend_from_slice(message);
-    if shared.takes(Once::LoseReply, message) {
-        fates.push_back(Fate::Cut);
+    if shared.take_fault(Once::LoseReply, message) {
+        actions.push_back(ReplyAction::Cut);
         return Ok(());
     }
-    fates.push_back(Fate::Deliver);
-    if shared.takes(Once::DuplicateRequest, message) {
+    actions.push_back(ReplyAction::Deliver);
+    if shared.take_fault(Once::DuplicateRequest, message) {
         out.extend_from_slice(message);
-        fates.push_back(Fate::Swallow);
+        actions.push_back(ReplyAction::Swallow);
     }
     Ok(())
 }
 
 fn reply(
     shared: &Shared,
-    fates: &Mutex<VecDeque<Fate>>,
+    actions: &Mutex<VecDeque<ReplyAction>>,
     message: &[u8],
     out: &mut Vec<u8>,
-) -> Result<(), Severed> {
+) -> Result<(), ConnectionCut> {
     if resp::is_push(message) {
-        if shared.takes(Once::LosePush, message) {
+        if shared.take_fault(Once::LosePush, message) {
             return Ok(());
         }
-        if shared.takes(Once::DuplicatePush, message) {
+        if shared.take_fault(Once::DuplicatePush, message) {
             out.extend_from_slice(message);
         }
         out.extend_from_slice(message);
         return Ok(());
     }
-    let fate = fates.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    match fate {
-        Some(Fate::Swallow) => Ok(()),
-        Some(Fate::Cut) => Err(Severed),
-        Some(Fate::Deliver) | None => {
+    let action = actions.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    match action {
+        Some(ReplyAction::Swallow) => Ok(()),
+        Some(ReplyAction::Cut) => Err(ConnectionCut),
+        Some(ReplyAction::Deliver) | None => {
             out.extend_from_slice(message);
             Ok(())
         }
     }
 }
 
-/// Bytes, and when they are due.
-type Parcel = (Instant, Vec<u8>);
+/// Bytes to write, and when to write them.
+type DelayedBytes = (Instant, Vec<u8>);
 
-/// Forwards one way until it ends.
-async fn pass(
+/// Forwards one direction until it ends.
+async fn forward(
     way: Way,
     number: u64,
     shared: &Arc<Shared>,
     from: OwnedReadHalf,
     to: OwnedWriteHalf,
-    judge: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), Severed> + Send,
+    handle: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), ConnectionCut> + Send,
 ) -> io::Result<()> {
-    let (parcels, arrived) = mpsc::unbounded_channel();
-    let weather = shared.weather.subscribe();
+    let (delayed, arrived) = mpsc::unbounded_channel();
+    let conditions = shared.conditions.subscribe();
     let delay = {
-        let weather = weather.clone();
-        move || weather.borrow().delay[way as usize]
+        let conditions = conditions.clone();
+        move || conditions.borrow().delay[way as usize]
     };
-    let reading = read(from, parcels, delay, judge);
-    let writing = write(to, arrived, weather, way, number);
+    let reading = read(from, delayed, delay, handle);
+    let writing = write(to, arrived, conditions, way, number);
     let (read, written) = tokio::join!(reading, writing);
     read.and(written)
 }
 
 async fn read(
     mut from: OwnedReadHalf,
-    parcels: mpsc::UnboundedSender<Parcel>,
+    delayed: mpsc::UnboundedSender<DelayedBytes>,
     delay: impl Fn() -> Duration,
-    mut judge: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), Severed>,
+    mut handle: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), ConnectionCut>,
 ) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(16 * 1024);
     loop {
         let mut whole = 0;
         let mut out = Vec::new();
-        let severed = loop {
+        let is_cut = loop {
             match resp::length(&bytes[whole..]) {
                 Ok(Some(length)) => {
                     let message = &bytes[whole..whole + length];
                     whole += length;
-                    if judge(message, &mut out).is_err() {
+                    if handle(message, &mut out).is_err() {
                         break true;
                     }
                 }
                 Ok(None) => break false,
                 Err(resp::Malformed) => {
-                    // Not ours to understand: as it is.
+                    // Another protocol, TLS for example: forwarded unchanged.
                     out.extend_from_slice(&bytes[whole..]);
                     whole = bytes.len();
                     break false;
@@ -377,9 +379,9 @@ async fn read(
         };
         bytes.drain(..whole);
         if !out.is_empty() {
-            let _ = parcels.send((Instant::now() + delay(), out));
+            let _ = delayed.send((Instant::now() + delay(), out));
         }
-        if severed || from.read_buf(&mut bytes).await? == 0 {
+        if is_cut || from.read_buf(&mut bytes).await? == 0 {
             return Ok(()); // the writer ends when it has written the rest
         }
     }
@@ -387,18 +389,19 @@ async fn read(
 
 async fn write(
     mut to: OwnedWriteHalf,
-    mut parcels: mpsc::UnboundedReceiver<Parcel>,
-    mut weather: watch::Receiver<Weather>,
+    mut delayed: mpsc::UnboundedReceiver<DelayedBytes>,
+    mut conditions: watch::Receiver<Conditions>,
     way: Way,
     number: u64,
 ) -> io::Result<()> {
-    while let Some((due, bytes)) = parcels.recv().await {
+    while let Some((due, bytes)) = delayed.recv().await {
         if due > Instant::now() {
             tokio::time::sleep_until(due.into()).await;
         }
-        let open =
-            |weather: &Weather| !weather.stalled[way as usize] && number >= weather.frozen_below;
-        if weather.wait_for(open).await.is_err() {
+        let open = |conditions: &Conditions| {
+            !conditions.stalled[way as usize] && number >= conditions.frozen_below
+        };
+        if conditions.wait_for(open).await.is_err() {
             return Ok(()); // the proxy is gone
         }
         to.write_all(&bytes).await?;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use dlock::backend::redis::Redis;
 use dlock::{Dlock, DlockBuilder};
 
-/// A `redis-server` process on a free loopback port, without persistence; killed
-/// when dropped.
+/// A `redis-server` process on a free loopback port, without persistence. It is
+/// killed when this value is dropped.
 #[derive(Debug)]
 pub struct RedisServer {
     program: String,
@@ -21,26 +21,26 @@ pub struct RedisServer {
     environment: Vec<(String, String)>,
 }
 
-/// The ttl of [`client`]: long enough for a slow machine, short enough to wait for
-/// its end.
+/// The ttl of [`client`]: long enough for a slow machine, and short enough for tests
+/// that wait for its end.
 pub const TTL: Duration = Duration::from_millis(900);
 
-/// A client of the server at this URL, as most tests want it.
+/// A builder of a client for the server at this URL, with the options of most tests.
 pub fn client(url: &str) -> DlockBuilder {
     Dlock::builder().url(url).namespace("test").ttl(TTL).wait(Duration::from_secs(20))
 }
 
 impl RedisServer {
-    /// A server, or `None` if `redis-server` is missing; see
+    /// Starts a server; `None` if `redis-server` is not installed, see
     /// [`found`](crate::servers::found).
     pub fn start() -> Option<Self> {
         Self::with(&[])
     }
 
-    /// The same with more options, as on its command line.
+    /// Starts a server with more options, written as on its command line.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If the server does not start.
     pub fn with(options: &[&str]) -> Option<Self> {
         let program = "redis-server";
         crate::servers::found(program, runs(program)).then(|| Self::of(program, options))
@@ -67,7 +67,7 @@ impl RedisServer {
             if server.launch() {
                 return server;
             }
-            server.directory = PathBuf::new(); // goes on to the next attempt
+            server.directory = PathBuf::new(); // kept for the next attempt
         }
         panic!("{program} does not start; its log is in {}", directory.display());
     }
@@ -106,7 +106,7 @@ impl RedisServer {
         false
     }
 
-    /// Kills it with SIGKILL: what it had in memory is gone.
+    /// Kills the server with SIGKILL: it loses what it had in memory.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             let _ = process.kill();
@@ -114,10 +114,10 @@ impl RedisServer {
         }
     }
 
-    /// Starts it again on the same port.
+    /// Restarts the server on the same port.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If the server does not start.
     pub fn restart(&mut self) {
         self.kill();
         let began = Instant::now();
@@ -127,26 +127,26 @@ impl RedisServer {
         }
     }
 
-    /// Starts it again with more options.
+    /// Restarts the server with more options.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If the server does not start.
     pub fn restart_with(&mut self, options: &[&str]) {
         self.options.extend(options.iter().map(|&option| option.to_owned()));
         self.restart();
     }
 
-    /// Starts it again with more variables in its environment.
+    /// Restarts the server with more environment variables.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If the server does not start.
     pub fn restart_in(&mut self, environment: &[(&str, &str)]) {
         let pairs = environment.iter();
         self.environment.extend(pairs.map(|&(name, value)| (name.to_owned(), value.to_owned())));
         self.restart();
     }
 
-    /// A client of it, not connected yet.
+    /// A client of this server, not connected yet.
     ///
     /// # Panics
     /// Never: the URL is right.
@@ -154,37 +154,37 @@ impl RedisServer {
         client(&self.url()).connect_lazy().expect("a client")
     }
 
-    /// Stops it in its tracks: it keeps its connections and answers nothing.
+    /// Pauses the server with SIGSTOP: it keeps its connections and answers nothing.
     pub fn pause(&self) {
         self.process.iter().for_each(|process| crate::process::pause(process.id()));
     }
 
-    /// Lets it go on.
+    /// Resumes the server.
     pub fn resume(&self) {
         self.process.iter().for_each(|process| crate::process::resume(process.id()));
     }
 
-    /// Its port.
+    /// The port of the server.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its directory.
+    /// The working directory of the server.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Its URL.
+    /// The URL of the server.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Its Unix socket.
+    /// The path of the server's Unix socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.join("socket")
     }
 
-    /// A backend on it, for one client.
+    /// A backend on this server, for one client.
     ///
     /// # Panics
     /// Never: the URL is right.
@@ -192,7 +192,7 @@ impl RedisServer {
         Redis::new(&self.url(), "test").expect("a URL")
     }
 
-    /// Runs `redis-cli` with these arguments.
+    /// Runs `redis-cli` with these arguments and returns what it prints.
     ///
     /// # Panics
     /// If it cannot be run.
@@ -211,18 +211,19 @@ impl RedisServer {
 
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
 
-/// The clock of a server, which a test sets.
+/// The wall clock of a server, which a test sets with libfaketime.
 #[derive(Debug)]
 pub struct Clock {
     file: PathBuf,
 }
 
 impl Clock {
-    /// A server with such a clock, or `None` if one of both is missing; see
+    /// Starts a server with such a clock; `None` if `redis-server` or libfaketime is not
+    /// installed, see
     /// [`found`](crate::servers::found).
     ///
     /// # Panics
-    /// If the server does not come up.
+    /// If the server does not start.
     pub fn of_a_server() -> Option<(RedisServer, Clock)> {
         if !crate::servers::found("libfaketime", Path::new(FAKETIME).exists()) {
             return None;
@@ -240,17 +241,17 @@ impl Clock {
         Some((server, clock))
     }
 
-    /// Sets it so much ahead of the real time.
+    /// Sets the clock this much ahead of the real time.
     ///
     /// # Panics
-    /// If it cannot be set.
+    /// If the clock cannot be set.
     pub fn ahead(&self, by: Duration) {
         std::fs::write(&self.file, format!("+{}", by.as_secs())).expect("the clock is set");
     }
 }
 
-/// What is left behind at a server: keys, and connections and channels of clients.
-/// Who broke a lock is remembered for an hour and is not counted.
+/// The keys, connections and channels of clients that are left at a server. The name
+/// of who broke a lock is kept for an hour and is not counted.
 fn left(server: &RedisServer) -> Vec<String> {
     let keyspace = server.cli(&["INFO", "keyspace"]);
     let databases = keyspace.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next());
@@ -265,8 +266,8 @@ fn left(server: &RedisServer) -> Vec<String> {
 }
 
 impl RedisServer {
-    /// Waits until nothing is left behind by clients that are gone: no key, no
-    /// connection, no subscription. Answers what still is when the time is over.
+    /// Waits until clients that are gone have left nothing behind: no key, no
+    /// connection, no subscription. Returns what is still there after this time.
     pub async fn left_after(&self, within: Duration) -> Vec<String> {
         let began = Instant::now();
         loop {
@@ -278,10 +279,10 @@ impl RedisServer {
         }
     }
 
-    /// I3 at this server.
+    /// Checks invariant I3 at this server: clients that are gone leave nothing behind.
     ///
     /// # Panics
-    /// If something is left after 20 s, far more than any ttl in the tests.
+    /// If something is left after 20 s, which is far more than any ttl in the tests.
     pub async fn assert_nothing_left(&self) {
         let left = self.left_after(Duration::from_secs(20)).await;
         assert!(left.is_empty(), "left behind: {left:#?}");

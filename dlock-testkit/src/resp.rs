@@ -1,15 +1,15 @@
-//! Pure: where the messages of Redis' protocol end, and what a proxy must know
-//! of them.
+//! A parser of RESP, the protocol of Redis, as far as a proxy needs it: where a
+//! message ends and whether the server pushed it.
 //!
-//! A message is one line, or a line and as many bytes as it says, or a line and
-//! as many messages as it says. Nothing is copied and nothing recurses, however
+//! A message is one line, or a line followed by a number of bytes, or a line followed
+//! by a number of messages. The parser copies nothing and does not recurse, however
 //! deep a message is nested.
 
-/// The bytes are not this protocol: an encrypted connection, say.
+/// The bytes are not RESP, for example because the connection is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// How long the first message is; `None` if it is not all there.
+/// The length of the first message in bytes; `None` if it is not complete.
 ///
 /// ```
 /// use dlock_testkit::resp::length;
@@ -43,10 +43,10 @@ pub fn length(bytes: &[u8]) -> Result<Option<usize>, Malformed> {
     Ok((at <= bytes.len()).then_some(at))
 }
 
-/// A line: its kind, its text, and where it ends.
+/// A line: its type byte, its content, and the offset after it.
 type Line<'a> = (u8, &'a [u8], usize);
 
-/// The line that starts here, if it is all there.
+/// The line that starts at this offset; `None` if it is not complete.
 fn line(bytes: &[u8], at: usize) -> Result<Option<Line<'_>>, Malformed> {
     const LONGEST: usize = 64 * 1024;
     let Some((&kind, rest)) = bytes.get(at..).and_then(<[u8]>::split_first) else {
@@ -65,7 +65,7 @@ fn line(bytes: &[u8], at: usize) -> Result<Option<Line<'_>>, Malformed> {
     }
 }
 
-/// A number of bytes or messages; `None` for the null of the older protocol.
+/// The number of bytes or messages in this line; `None` for the null of RESP2.
 fn count(line: &[u8]) -> Result<Option<u64>, Malformed> {
     const MOST: u64 = 1 << 30;
     let text = std::str::from_utf8(line).map_err(|_| Malformed)?;
@@ -78,7 +78,7 @@ fn count(line: &[u8]) -> Result<Option<u64>, Malformed> {
     }
 }
 
-/// The first text of a message: the name of a command, `message` of a notice.
+/// The first string of a message: the name of a command, or `message` of a push.
 pub fn first_word(message: &[u8]) -> Option<&[u8]> {
     let (b'*' | b'>', _, at) = line(message, 0).ok()?? else { return None };
     let (b'$', text, at) = line(message, at).ok()?? else { return None };
@@ -86,7 +86,7 @@ pub fn first_word(message: &[u8]) -> Option<&[u8]> {
     message.get(at..at + count)
 }
 
-/// Whether the server sent this unasked.
+/// Whether this is a push message, which answers no request.
 pub fn is_push(message: &[u8]) -> bool {
     message.first() == Some(&b'>')
         || matches!(first_word(message), Some(b"message" | b"pmessage" | b"smessage"))

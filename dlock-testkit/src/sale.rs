@@ -1,13 +1,13 @@
-//! The soak of a sale: several processes buy, reserve, confirm, cancel, extend,
-//! refund, restock, resize and even out, through networks that lose and double
-//! messages; they drop futures on the way, and are killed and started again, and so
-//! is the server if it is asked for. In the end exactly what there was is sold, the
-//! audit is clean, and what the sale has on record is what everybody heard
-//! ([`answers`]) and what its journal says ([`replay`]).
+//! The soak test of a sale. Several processes buy, reserve, confirm, cancel, extend,
+//! refund, restock, resize and rebalance, through networks that lose and duplicate
+//! messages. They cancel futures, and are killed and restarted; so is the server, if
+//! the options say so. At the end exactly the stock is sold, the audit is clean, and
+//! the records of the sale agree with all answers that the workers received
+//! ([`answers`]) and with the journal ([`replay`]).
 //!
-//! A worker goes through its attempts in order, each under an id of its own, and
-//! tells how far it is; one that was killed starts again there, so that some
-//! attempts are made twice, by two processes.
+//! A worker makes its attempts in order, each with its own operation id, and prints its
+//! progress. A worker that was killed is restarted from there, so some attempts are
+//! made twice, by two processes.
 
 mod answers;
 mod replay;
@@ -21,33 +21,33 @@ use dlock_segment::{Deduction, Error, Inventory, Resolved};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-pub use self::worker::{Part, work};
-use crate::process::Puppet;
+pub use self::worker::{WorkerTask, work};
+use crate::process::ChildProcess;
 use crate::redis::RedisServer;
 
-/// Without any progress for so long, something has failed.
+/// The soak has failed if there is no progress for this long.
 const STUCK: Duration = Duration::from_secs(120);
-/// A worker that ended has told all it had to say by then.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+/// How long the output of a worker that exited may take to arrive.
+const EXIT_GRACE: Duration = Duration::from_secs(10);
 
-/// The name of the sale.
+/// The name of the sale under test.
 const SALE: &str = "soak";
-/// The most units of a buyer.
+/// The limit of units per buyer.
 const PER_BUYER: u64 = 3;
 
-/// What the workers of a soak do.
+/// The mix of operations of a soak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
     /// Mostly deductions, and some of everything else.
     Sale,
-    /// What must lose no unit when it is killed: confirm, cancel, extend, refund,
-    /// restock, resize, rebalance, and what these need.
+    /// Operations that must not lose a unit when they are killed: confirm, cancel,
+    /// extend, refund, restock, resize, rebalance, and what these need.
     Settling,
-    /// As [`Mix::Sale`], but nothing is delivered: what is sold is what there was.
+    /// As [`Mix::Sale`] without restocks: exactly the initial stock is sold.
     SellOut,
 }
 
-/// How large a soak is.
+/// The size and the options of a soak.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub struct Soak {
@@ -55,16 +55,16 @@ pub struct Soak {
     pub attempts: u64,
     pub segments: u32,
     pub processes: u64,
-    /// How often a process is killed, and how often the server is.
+    /// How often a worker process is killed; `server_kills`: how often the server is.
     pub kills: u64,
     pub server_kills: u64,
-    /// How many entries of the journal are kept; it is checked if that is all of them.
+    /// How many entries of the journal are kept. It is checked if all are kept.
     pub journal: u64,
     pub mix: Mix,
     pub seed: u64,
 }
 
-/// What came of it.
+/// The result of a soak.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub struct Report {
@@ -72,7 +72,7 @@ pub struct Report {
     pub restocked: u64,
     pub attempts: u64,
     pub operations: u64,
-    /// Answers that were heard, and entries of the journal that were replayed.
+    /// How many answers were compared; `entries`: how many journal entries were replayed.
     pub answers: u64,
     pub entries: u64,
     pub kills: u64,
@@ -82,14 +82,14 @@ pub struct Report {
 }
 
 struct Worker {
-    puppet: Puppet,
+    process: ChildProcess,
     number: u64,
     done: u64,
     until: u64,
     gone_since: Option<Instant>,
 }
 
-/// A soak under way.
+/// A running soak.
 struct Run<'a> {
     program: &'a Path,
     soak: Soak,
@@ -107,7 +107,7 @@ impl Run<'_> {
 
     fn start(&self, number: u64, from: u64) -> Worker {
         let until = self.soak.attempts / self.soak.processes;
-        let part = Part {
+        let task = WorkerTask {
             port: self.server.port(),
             seed: self.soak.seed,
             mix: self.soak.mix,
@@ -118,13 +118,14 @@ impl Run<'_> {
             until,
             answers: self.answers(number),
         };
-        let arguments = part.to_arguments();
+        let arguments = task.to_arguments();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let puppet = Puppet::start(self.program, &arguments);
-        Worker { puppet, number, done: from, until, gone_since: None }
+        let process = ChildProcess::start(self.program, &arguments);
+        Worker { process, number, done: from, until, gone_since: None }
     }
 
-    /// How many attempts are made. Kills are spread over them.
+    /// Runs until all attempts are made, with the kills spread over them. Returns the
+    /// number of attempts.
     async fn until_done(&mut self) -> u64 {
         let total: u64 = self.workers.iter().map(|worker| worker.until).sum();
         let mut progress = (0, Instant::now());
@@ -135,7 +136,7 @@ impl Run<'_> {
             if self.workers.iter().all(Worker::is_done) {
                 return total;
             }
-            // Over the first four fifths: whoever is done cannot be killed.
+            // Over the first four fifths: a worker that is done cannot be killed.
             let is_due =
                 |kills: u64, of: u64| kills < of && done * (of + of / 4 + 1) >= total * kills;
             if is_due(self.kills, self.soak.kills) {
@@ -151,11 +152,14 @@ impl Run<'_> {
             if done > progress.0 {
                 progress = (done, Instant::now());
             }
-            assert!(progress.1.elapsed() < STUCK, "no worker gets on: stuck at {done} of {total}");
+            assert!(
+                progress.1.elapsed() < STUCK,
+                "no worker makes progress: stuck at {done} of {total}"
+            );
         }
     }
 
-    /// What is killed is not always just telling how far it is.
+    /// Sleeps a random time, so that a worker is not always killed while it prints.
     async fn any_moment(&mut self) {
         tokio::time::sleep(Duration::from_micros(self.random.random_range(0..60_000))).await;
     }
@@ -164,21 +168,21 @@ impl Run<'_> {
         let busy = self.workers.iter().enumerate().filter(|(_, worker)| !worker.is_done());
         let busy: Vec<usize> = busy.map(|(at, _)| at).collect();
         let at = busy[self.random.random_range(0..busy.len())];
-        self.workers[at].puppet.kill();
+        self.workers[at].process.kill();
         let Worker { number, done, .. } = self.workers[at];
         self.workers[at] = self.start(number, done);
     }
 }
 
 impl Worker {
-    /// Hears how far it is.
+    /// Reads the progress of the worker.
     fn listen(&mut self) {
-        if !self.puppet.is_running() {
+        if !self.process.is_running() {
             let since = *self.gone_since.get_or_insert_with(Instant::now);
-            let failed = !self.is_done() && since.elapsed() > LAST_WORDS;
+            let failed = !self.is_done() && since.elapsed() > EXIT_GRACE;
             assert!(!failed, "worker {} failed at {}", self.number, self.done);
         }
-        for line in self.puppet.rest() {
+        for line in self.process.take_lines() {
             let done = line.strip_prefix("done ").and_then(|done| done.parse().ok());
             self.done = self.done.max(done.unwrap_or(0));
         }
@@ -189,10 +193,11 @@ impl Worker {
     }
 }
 
-/// Runs a soak whose workers are processes of this program.
+/// Runs a soak whose workers are processes of this program; `None` if there is no
+/// Redis server.
 ///
 /// # Panics
-/// If anything is not as it must be.
+/// If a check fails.
 pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
     let durable = ["--appendonly", "yes", "--appendfsync", "always"];
     let server = RedisServer::with(if soak.server_kills > 0 { &durable } else { &[] })?;
@@ -211,15 +216,15 @@ pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
     let audit = sale.audit().await.expect("an audit");
     assert!(audit.is_clean() && audit.exact, "{:#?}", audit.disagreements);
     assert_eq!((audit.sold, audit.available, audit.reserved), (sold, 0, 0));
-    let mut heard = answers::Heard::default();
+    let mut received = answers::ReceivedAnswers::default();
     for worker in 0..soak.processes {
-        heard.compare(&sale, &run.answers(worker)).await;
+        received.compare(&sale, &run.answers(worker)).await;
     }
-    let restocked = heard.restocked();
+    let restocked = received.restocked();
     assert_eq!((audit.initial, audit.restocked), (soak.units, restocked), "each delivery once");
     assert_eq!(sold, soak.units + restocked, "sold exactly what there was");
     let entries = replay::replay(&sale, soak).await;
-    // Whoever asks once more takes nothing.
+    // Repeating an operation takes nothing.
     for number in (0..soak.attempts / soak.processes).rev().take(1_000) {
         let _ = sale.deduct(1).operation(worker::id(0, number)).send().await;
     }
@@ -230,7 +235,7 @@ pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
         restocked,
         attempts,
         operations: audit.operations,
-        answers: heard.count(),
+        answers: received.count(),
         entries,
         kills: run.kills,
         server_kills: run.server_kills,
@@ -239,7 +244,8 @@ pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
     })
 }
 
-/// Sells what is left when all reservations have ended; answers what is sold in all.
+/// Waits for the end of all reservations and sells what is left. Returns the number of
+/// units sold in total.
 async fn sell_the_rest(sale: &Inventory) -> u64 {
     until_known("the limit", || sale.limit_per_buyer(None)).await;
     loop {
@@ -255,18 +261,18 @@ async fn sell_the_rest(sale: &Inventory) -> u64 {
     }
 }
 
-/// Looks up what the sale has on record of these ids.
+/// Compares each of these values with the record that the sale has of its id.
 async fn with_records<T: Send + 'static>(
     sale: &Inventory,
     ids: impl IntoIterator<Item = (String, T)>,
     compare: fn(&str, &T, &Resolved),
 ) {
     let mut asked = tokio::task::JoinSet::new();
-    for (id, told) in ids {
+    for (id, value) in ids {
         let sale = sale.clone();
         asked.spawn(async move {
             let resolved = until_known(&id, || sale.resolve(&id)).await;
-            compare(&id, &told, &resolved);
+            compare(&id, &value, &resolved);
         });
         if asked.len() >= 1_000 {
             asked.join_next().await.expect("some are asked").expect("all agrees");
@@ -277,7 +283,7 @@ async fn with_records<T: Send + 'static>(
     }
 }
 
-/// Asks until the answer is known: the network and the server come back.
+/// Repeats a request until there is an answer: the network and the server recover.
 async fn until_known<T, F>(what: &str, ask: impl Fn() -> F) -> T
 where
     F: Future<Output = Result<T, Error>>,

@@ -1,9 +1,9 @@
-//! Servers that tests need.
+//! Skips tests whose server or program is not installed.
 
 use std::io::Write as _;
 
-/// What a test does when a server is missing: it prints `SKIPPED` and returns
-/// false or, with `DLOCK_REQUIRE_SERVERS=1` as in CI, fails.
+/// Checks that a server is installed: returns `is_there`, and prints `SKIPPED` if it
+/// is false. With `DLOCK_REQUIRE_SERVERS=1`, as in CI, a missing server is a failure.
 ///
 /// ```
 /// if !dlock_testkit::servers::found("a shell", std::path::Path::new("/bin/sh").exists()) {
@@ -29,7 +29,7 @@ fn missing(server: &str, is_there: bool, required: bool) -> bool {
     is_there
 }
 
-/// Says that a test is skipped, past the capture of what passing tests print.
+/// Prints that a test is skipped. The test harness does not capture this output.
 fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }

@@ -1,47 +1,47 @@
 //! A seeded simulation of processes, network and servers around the machines
 //! that `dlock-core` runs in production.
 //!
-//! One seed, one history: the seed decides the number of processes, tasks, keys
-//! and servers, which faults there are and when, every delay and every choice of
-//! a task. The same seed gives the same log, byte for byte.
+//! The seed decides everything: the number of processes, tasks, keys and servers, the
+//! faults and their times, every delay and every choice of a task. The same seed gives
+//! the same log, byte for byte.
 //!
 //! ```
 //! let report = dlock_testkit::sim::run(7, &Default::default());
 //! assert_eq!(report.violation, None);
 //! ```
 //!
-//! What is real: gates, keeper and the queue of the embedded backend. What is
-//! simulated: time, tasks, the network and faults. See [`Checker`] for what is
-//! judged.
+//! The gates, the keeper and the lock table of the embedded backend are the real ones.
+//! Time, tasks, the network and faults are simulated. [`Checker`] lists what is
+//! checked.
 
 mod checker;
 mod plan;
-mod world;
+mod simulation;
 
 use dlock::machine::Bug;
 
 pub use checker::Checker;
 pub use plan::Plan;
 
-/// How to run a seed.
+/// The options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A bug to switch on.
+    /// A planted bug to turn on.
     pub plant: Option<Bug>,
-    /// Whether to write the log.
+    /// Whether to write a log.
     pub log: bool,
 }
 
-/// What came of a seed.
+/// The result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What was violated, if anything.
+    /// The first violation, if there is one.
     pub violation: Option<String>,
-    /// Every event, if wanted.
+    /// A line for each event, if [`Options::log`] is set.
     pub log: String,
-    /// How often a task was let in.
+    /// How often a task was given a lock.
     pub admissions: u64,
-    /// How many of those came from a task of the same process.
+    /// How many of those were hand-overs inside a process.
     pub handovers: u64,
     /// How many locks were lost while held.
     pub losses: u64,
@@ -51,12 +51,12 @@ pub struct Report {
     pub message_faults: u64,
 }
 
-/// Plays the history of one seed.
+/// Runs the simulation with this seed.
 pub fn run(seed: u64, options: &Options) -> Report {
-    world::World::new(seed, options).play()
+    simulation::Simulation::new(seed, options).run()
 }
 
-/// The command that replays a seed.
+/// The command line that replays a seed.
 pub fn replay_command(seed: u64, plant: Option<Bug>) -> String {
     let plant = plant.map(|plant| format!(" --plant {plant:?}")).unwrap_or_default();
     format!("cargo run --release -p dlock-testkit --bin dlock-sim -- --seed {seed}{plant}")

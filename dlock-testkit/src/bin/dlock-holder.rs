@@ -4,17 +4,17 @@
 //! dlock-holder URL
 //! ```
 //!
-//! It does what its input says, one line each:
-//! - `lock KEY TTL_MS [TASKS]`: each task takes the lock and keeps it;
-//! - `fair KEY TTL_MS [TASKS]`: the same, each with a place in the server's queue;
-//! - `release KEY`: a task that has it lets go;
-//! - `cycle TTL_MS TIMES KEY..`: takes all the keys and lets go, over and over;
-//! - `serve KEY TTL_MS TASKS`: tasks that work under the lock, over and over;
-//! - `shutdown GRACE_MS`: shuts the client down and ends.
+//! It reads commands from its standard input, one per line:
+//! - `lock KEY TTL_MS [TASKS]`: each task acquires the lock and keeps it;
+//! - `fair KEY TTL_MS [TASKS]`: the same, each with its own place in the server's queue;
+//! - `release KEY`: the tasks that hold or want the lock release it;
+//! - `cycle TTL_MS TIMES KEY..`: acquires and releases all the keys, again and again;
+//! - `serve KEY TTL_MS TASKS`: tasks that work under the lock, again and again;
+//! - `shutdown GRACE_MS`: shuts the client down and exits.
 //!
-//! What happens is told in lines of JSON: `event` is `ready`, `granted`, `lost`,
-//! `released`, `failed`, `done` or `shutdown`; `at` is the clock of
-//! `dlock_testkit::process::now`. Lines with `R` are records of stays.
+//! It prints events as lines of JSON: `event` is `ready`, `granted`, `lost`, `released`,
+//! `failed`, `done` or `shutdown`; `at` is the time of `dlock_testkit::process::now`.
+//! Lines that start with `R` are records of `dlock_testkit::record_checker`.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, Write as _};
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dlock::{Dlock, Error, ErrorKind, Guard, Mutex as Lock};
-use dlock_testkit::holds::{Stay, Tells};
+use dlock_testkit::interval::{HeldGuard, HeldInterval};
 use dlock_testkit::process::now;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -42,60 +42,60 @@ async fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (lines, mut told) = mpsc::unbounded_channel();
+    let (lines, mut input) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let _ = lines.send(line);
         }
     });
-    tell("ready", json!({ "pid": std::process::id() }));
-    let mut troupe = Troupe { client, releases: Releases::default() };
-    while let Some(line) = told.recv().await {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        if troupe.obey(&words).await {
+    emit("ready", json!({ "pid": std::process::id() }));
+    let mut commands = Commands { client, releases: Releases::default() };
+    while let Some(line) = input.recv().await {
+        let command: Vec<&str> = line.split_whitespace().collect();
+        if commands.execute(&command).await {
             return ExitCode::SUCCESS;
         }
     }
     ExitCode::SUCCESS
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-fn tell(event: &str, mut more: Value) {
+fn emit(event: &str, mut more: Value) {
     more["event"] = event.into();
     more["at"] = now().into();
-    say(&more.to_string());
+    print_line(&more.to_string());
 }
 
-fn tell_failed(key: &str, error: &Error) {
+fn emit_failure(key: &str, error: &Error) {
     let (kind, text) = (format!("{:?}", error.kind()), error.to_string());
-    tell("failed", json!({ "key": key, "kind": kind, "text": text }));
+    emit("failed", json!({ "key": key, "kind": kind, "text": text }));
 }
 
-/// Those who wait to be told to let go, by key.
+/// The tasks that wait for the command `release`, by key.
 type Releases = Arc<Mutex<HashMap<String, Vec<mpsc::UnboundedSender<()>>>>>;
 
-struct Troupe {
+struct Commands {
     client: Dlock,
     releases: Releases,
 }
 
-impl Troupe {
-    /// Does what a line says; whether that was the last.
-    async fn obey(&mut self, words: &[&str]) -> bool {
-        let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
+impl Commands {
+    /// Executes a command; whether it was the last.
+    async fn execute(&mut self, command: &[&str]) -> bool {
+        let number = |at: usize| command.get(at).and_then(|word| word.parse::<u64>().ok());
         let millis = |at: usize| Duration::from_millis(number(at).unwrap_or(1_000));
-        match words {
+        match command {
             ["lock", key, ..] => {
                 let lock = self.client.mutex(*key).ttl(millis(2));
-                self.keepers(key, &lock, number(3).unwrap_or(1));
+                self.spawn_holders(key, &lock, number(3).unwrap_or(1));
             }
             ["fair", key, ..] => {
                 let lock = self.client.mutex(*key).ttl(millis(2)).fair();
-                self.keepers(key, &lock, number(3).unwrap_or(1));
+                self.spawn_holders(key, &lock, number(3).unwrap_or(1));
             }
             ["release", key] => {
                 let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,27 +114,27 @@ impl Troupe {
             }
             ["shutdown", ..] => {
                 let left = self.client.shutdown(millis(1)).await;
-                tell("shutdown", json!({ "left": left }));
+                emit("shutdown", json!({ "left": left }));
                 return true;
             }
-            _ => tell("failed", json!({ "text": "unknown words" })),
+            _ => emit("failed", json!({ "text": "unknown command" })),
         }
         false
     }
 
-    fn keepers(&self, key: &str, lock: &Lock, tasks: u64) {
+    fn spawn_holders(&self, key: &str, lock: &Lock, tasks: u64) {
         for _ in 0..tasks {
             let (release, released) = mpsc::unbounded_channel();
             let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
             releases.entry(key.to_owned()).or_default().push(release);
-            tokio::spawn(keep(lock.clone(), key.to_owned(), released));
+            tokio::spawn(hold(lock.clone(), key.to_owned(), released));
         }
     }
 }
 
-fn end(stay: Option<Stay>, guard: &impl Tells) {
-    for record in stay.into_iter().flat_map(|stay| stay.end(guard, &pid())) {
-        say(&record.to_string());
+fn print_records(interval: Option<HeldInterval>, guard: &impl HeldGuard) {
+    for record in interval.into_iter().flat_map(|interval| interval.end(guard, &pid())) {
+        print_line(&record.to_string());
     }
 }
 
@@ -142,29 +142,29 @@ fn pid() -> String {
     std::process::id().to_string()
 }
 
-/// Takes a lock and keeps it until told to let go.
-async fn keep(lock: Lock, key: String, mut release: mpsc::UnboundedReceiver<()>) {
+/// Acquires a lock and keeps it until the command `release`.
+async fn hold(lock: Lock, key: String, mut release: mpsc::UnboundedReceiver<()>) {
     let guard: Guard = match lock.lock().await {
         Ok(guard) => guard,
-        Err(error) => return tell_failed(&key, &error),
+        Err(error) => return emit_failure(&key, &error),
     };
-    let stay = Stay::begin(&guard);
+    let interval = HeldInterval::begin(&guard);
     let token = guard.token().get();
-    tell("granted", json!({ "key": key, "token": token }));
+    emit("granted", json!({ "key": key, "token": token }));
     tokio::select! {
         reason = guard.lost() => {
-            tell("lost", json!({ "key": key, "token": token, "reason": reason.to_string() }));
-            end(stay, &guard);
+            emit("lost", json!({ "key": key, "token": token, "reason": reason.to_string() }));
+            print_records(interval, &guard);
             release.recv().await;
         }
-        _ = release.recv() => end(stay, &guard),
+        _ = release.recv() => print_records(interval, &guard),
     }
     match guard.release().await {
         Ok(outcome) => {
             let outcome = format!("{outcome:?}");
-            tell("released", json!({ "key": key, "token": token, "outcome": outcome }));
+            emit("released", json!({ "key": key, "token": token, "outcome": outcome }));
         }
-        Err(error) => tell_failed(&key, &error),
+        Err(error) => emit_failure(&key, &error),
     }
 }
 
@@ -172,14 +172,14 @@ async fn cycle(client: Dlock, ttl: Duration, times: u64, keys: Vec<String>) {
     for _ in 0..times {
         match client.all_of(keys.iter().map(String::as_str)).ttl(ttl).lock().await {
             Ok(guard) => {
-                let stay = Stay::begin(&guard);
+                let interval = HeldInterval::begin(&guard);
                 tokio::task::yield_now().await;
-                end(stay, &guard);
+                print_records(interval, &guard);
             }
-            Err(error) => tell_failed(&keys.join(" "), &error),
+            Err(error) => emit_failure(&keys.join(" "), &error),
         }
     }
-    tell("done", json!({ "times": times }));
+    emit("done", json!({ "times": times }));
 }
 
 /// Works under the lock until the client is shut down.
@@ -187,12 +187,12 @@ async fn serve(lock: Lock) {
     loop {
         match lock.lock().await {
             Ok(guard) => {
-                let stay = Stay::begin(&guard);
+                let interval = HeldInterval::begin(&guard);
                 let _ = guard.run(tokio::time::sleep(Duration::from_millis(30))).await;
-                end(stay, &guard);
+                print_records(interval, &guard);
             }
             Err(error) if error.kind() == ErrorKind::ShuttingDown => return,
-            Err(error) => tell_failed("serve", &error),
+            Err(error) => emit_failure("serve", &error),
         }
     }
 }

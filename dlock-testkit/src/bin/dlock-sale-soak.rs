@@ -1,4 +1,4 @@
-//! Soaks a sale, at any size:
+//! Runs the soak test of a sale, at any size:
 //!
 //! ```text
 //! cargo run --release -p dlock-testkit --bin dlock-sale-soak
@@ -6,18 +6,18 @@
 //! ```
 //!
 //! Options, each with a number: `--units`, `--attempts`, `--segments`,
-//! `--processes`, `--kills`, `--server-kills`, `--journal`, `--seed`; `--restock 1`:
-//! units are delivered too; `--settling 1`: no deductions alone, but what must lose no
-//! unit when it is killed.
+//! `--processes`, `--kills`, `--server-kills`, `--journal`, `--seed`. With
+//! `--restock 1` units are delivered too. With `--settling 1` the workers use only the
+//! operations that must not lose a unit when they are killed.
 
-use dlock_testkit::sale::{Mix, Part, Soak, soak, work};
+use dlock_testkit::sale::{Mix, Soak, WorkerTask, soak, work};
 
 #[tokio::main(worker_threads = 2)]
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |text: &String| text.parse::<u64>().unwrap_or_else(|_| usage());
     if arguments.first().is_some_and(|first| first == "worker") {
-        work(Part::from_arguments(&arguments[1..]).unwrap_or_else(|| usage())).await;
+        work(WorkerTask::from_arguments(&arguments[1..]).unwrap_or_else(|| usage())).await;
         return;
     }
     let mut wanted = Soak {
@@ -58,6 +58,8 @@ async fn main() {
 }
 
 fn usage() -> ! {
-    eprintln!("see the top of dlock-sale-soak.rs for the options");
+    eprintln!(
+        "usage: dlock-sale-soak [--OPTION NUMBER]..; the top of dlock-sale-soak.rs lists the options"
+    );
     std::process::exit(2);
 }

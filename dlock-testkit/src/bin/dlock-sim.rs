@@ -1,4 +1,4 @@
-//! Plays seeds of the simulation.
+//! Runs seeds of the simulation.
 //!
 //! ```text
 //! dlock-sim --seeds 1000000 [--from 0] [--plant NAME] [--jobs 2]
@@ -39,7 +39,7 @@ impl Command {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut command = Command { seed: None, seeds: 2_000, from: 0, jobs: 2, plant: None };
         while let Some(name) = args.next() {
-            let value = args.next().ok_or_else(|| format!("{name} wants a value"))?;
+            let value = args.next().ok_or_else(|| format!("the option {name} needs a value"))?;
             let number =
                 || value.parse::<u64>().map_err(|error| format!("{name} {value}: {error}"));
             match name.as_str() {
@@ -49,7 +49,8 @@ impl Command {
                 "--jobs" => command.jobs = usize::try_from(number()?.clamp(1, 64)).unwrap_or(1),
                 "--plant" => {
                     let plant = Bug::ALL.into_iter().find(|plant| format!("{plant:?}") == value);
-                    let names = || format!("no such plant; there are {:?}", Bug::ALL);
+                    let names =
+                        || format!("{value} is not a planted bug; use one of {:?}", Bug::ALL);
                     command.plant = Some(plant.ok_or_else(names)?);
                 }
                 _ => return Err(format!("unknown option {name}")),

@@ -1,14 +1,14 @@
-//! The faults: what is done to server and network, and what to the workers.
+//! The faults of a chaos run, for server and network and for the workers.
 
 use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 
-/// Writes the faults and, for each lane, what is drawn from.
+/// Defines the faults, and a list of them for each group to draw from.
 macro_rules! faults {
     ($($(#[$about:meta])* $lane:ident: $($fault:ident),*;)*) => {
-        /// One thing that goes wrong.
+        /// A fault that the run can inject.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub(super) enum Fault { $($($fault),*),* }
 
@@ -17,14 +17,14 @@ macro_rules! faults {
 }
 
 faults! {
-    /// To the server and the network.
+    /// Faults of the server and the network.
     SERVER: KillCommandConnections, KillNoticeConnections, ForgetScripts, Cut, StallReplies,
         StallRequests, StallBoth, LoseReplies, DuplicateRequests, LoseNotices,
         DuplicateNotices, HalfOpen, Silence, Delay, PauseServer, PauseClients, OutOfMemory,
         ReadOnly, RestartServer;
-    /// The same, and the data is lost: rare.
+    /// Faults of the server that lose its data. They are rare.
     LOSSES: FlushAll, RestartEmpty;
-    /// To a worker.
+    /// Faults of a worker.
     WORKER: PauseWorker, KillWorker, ReplaceWorker;
 }
 
@@ -38,15 +38,16 @@ impl Fault {
         WORKER[random.random_range(0..WORKER.len())]
     }
 
-    /// How long it lasts: mostly less than a lease, sometimes more than the longest.
+    /// How long the fault lasts: mostly less than a lease, sometimes more than the
+    /// longest lease.
     pub(super) fn lasts(self, random: &mut StdRng) -> Duration {
         let long = random.random_bool(0.15);
         Duration::from_millis(random.random_range(if long { 1_000..4_000 } else { 20..700 }))
     }
 }
 
-/// The quiet time before the next one in a lane, of two, so that there are about
-/// so many in a minute.
+/// The time before the next fault of one of the two sequences, so that both together
+/// have about this many per minute.
 pub(super) fn quiet(random: &mut StdRng, per_minute: u64) -> Duration {
     let mean = 120_000 / per_minute.max(1);
     Duration::from_millis(random.random_range(mean / 10..mean * 19 / 10 + 1))

@@ -1,4 +1,4 @@
-//! The coordinator of a run.
+//! The coordinator of a chaos run.
 
 use std::collections::BTreeMap;
 use std::process::{ExitCode, Stdio};
@@ -16,82 +16,82 @@ use super::faults::{self, Fault};
 use super::worker::{KEYS, TTL};
 use crate::process::now;
 use crate::proxy::{Once, Proxy, Way};
-use crate::records::{Judge, Record};
+use crate::record_checker::{Record, RecordChecker};
 use crate::redis::RedisServer;
 
-/// How far the judge stays behind: no worker is stopped for so long that a record
-/// comes later than this.
-const BEHIND: Duration = Duration::from_secs(20);
-/// How long a key that many want may go without a holder: a fault, a lease and a
-/// wait, thrice.
+/// How far the checker stays behind the present. No worker is paused for so long that a
+/// record arrives later than this.
+const CHECK_DELAY: Duration = Duration::from_secs(20);
+/// How long a key that many want may go without a holder: about three times a fault, a
+/// lease and a wait.
 const STUCK: Duration = Duration::from_secs(25);
 
-/// What is known so far.
+/// The results so far.
 #[derive(Default)]
-struct Book {
-    judge: Judge,
+struct State {
+    checker: RecordChecker,
     cycles: u64,
     errors: BTreeMap<String, u64>,
     faults: BTreeMap<String, u64>,
     recoveries: Vec<u64>,
-    /// When each key was last entered.
+    /// When each key was last acquired.
     entered: BTreeMap<String, u64>,
     violations: Vec<String>,
 }
 
 struct Run {
-    book: Mutex<Book>,
+    state: Mutex<State>,
     /// The latest moment at which somebody held a lock.
     latest: AtomicU64,
     stop: AtomicBool,
 }
 
 impl Run {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stops(&self) -> bool {
+    fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Waits, but not beyond the end of the run.
-    async fn quiet(&self, length: Duration) {
+    /// Sleeps, but not beyond the end of the run.
+    async fn sleep(&self, length: Duration) {
         let began = Instant::now();
-        while !self.stops() && began.elapsed() < length {
+        while !self.is_stopping() && began.elapsed() < length {
             tokio::time::sleep(length.min(Duration::from_millis(50))).await;
         }
     }
 
-    fn violated(&self, what: String) {
+    fn report_violation(&self, what: String) {
         eprintln!("violation: {what}");
-        self.book().violations.push(what);
+        self.state().violations.push(what);
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    fn happened(&self, fault: Fault) {
-        *self.book().faults.entry(format!("{fault:?}")).or_default() += 1;
+    fn count_fault(&self, fault: Fault) {
+        *self.state().faults.entry(format!("{fault:?}")).or_default() += 1;
     }
 
-    /// A line of a worker.
-    fn heard(&self, line: &str) {
-        let mut book = self.book();
+    /// Handles a line that a worker printed.
+    fn on_line(&self, line: &str) {
+        let mut state = self.state();
         match line.split_at_checked(2) {
             Some(("R ", _)) => {
                 for record in line.split(';') {
                     // The last line of a worker that was killed may be cut short.
                     let Ok(record) = record.parse::<Record>() else { return };
                     self.latest.fetch_max(record.from, Ordering::Relaxed);
-                    let entered = book.entered.entry(record.key.clone()).or_default();
+                    let entered = state.entered.entry(record.key.clone()).or_default();
                     *entered = record.from.max(*entered);
-                    book.judge.add(record);
+                    state.checker.add(record);
                 }
-                book.cycles += 1;
+                state.cycles += 1;
             }
-            Some(("E ", kind)) => *book.errors.entry(kind.to_owned()).or_default() += 1,
+            Some(("E ", kind)) => *state.errors.entry(kind.to_owned()).or_default() += 1,
             Some(("V ", what)) => {
-                drop(book);
-                self.violated(what.to_owned());
+                drop(state);
+                self.report_violation(what.to_owned());
             }
             _ => {}
         }
@@ -99,7 +99,7 @@ impl Run {
 }
 
 pub(super) async fn run(options: &Options) -> ExitCode {
-    // What was written survives the process, if not the machine.
+    // What was written survives a kill of the process.
     let lasting = ["--appendonly", "yes", "--appendfsync", "no"];
     let Some(server) = RedisServer::with(&lasting) else { return ExitCode::FAILURE };
     let mut proxies = Vec::new();
@@ -107,69 +107,69 @@ pub(super) async fn run(options: &Options) -> ExitCode {
         proxies.push(Arc::new(Proxy::start(server.port()).await));
     }
     let run = Arc::new(Run {
-        book: Mutex::default(),
+        state: Mutex::default(),
         latest: AtomicU64::new(now()),
         stop: AtomicBool::new(false),
     });
     let began = Instant::now();
     let urls = proxies.iter().map(|proxy| proxy.url()).collect();
-    let crew = Crew { options: options.clone(), urls, run: run.clone(), workers: Vec::new() };
-    let server_lane = tokio::spawn(against_server(server, proxies, run.clone(), options.clone()));
-    let worker_lane = tokio::spawn(crew.work());
+    let workers = Workers { options: options.clone(), urls, run: run.clone(), workers: Vec::new() };
+    let server_faults = tokio::spawn(against_server(server, proxies, run.clone(), options.clone()));
+    let worker_faults = tokio::spawn(workers.run());
     watch(&run, began, options.length).await;
-    let server = server_lane.await;
-    let crew = worker_lane.await;
-    let (Ok(server), Ok(())) = (server, crew) else {
-        run.violated("a lane of faults panicked".into());
+    let server = server_faults.await;
+    let workers = worker_faults.await;
+    let (Ok(server), Ok(())) = (server, workers) else {
+        run.report_violation("a task that injects faults panicked".into());
         return ExitCode::FAILURE;
     };
     let left = server.left_after(Duration::from_secs(15)).await;
     if !left.is_empty() {
-        run.violated(format!("left behind: {left:?}"));
+        run.report_violation(format!("left behind: {left:?}"));
     }
-    conclude(&run, options, began, left.len())
+    report(&run, options, began, left.len())
 }
 
-/// Sweeps, looks for keys that are stuck, and says now and then how it goes.
+/// Checks records, looks for keys that are stuck, and prints progress each minute.
 async fn watch(run: &Run, began: Instant, length: Duration) {
-    let mut told = Instant::now();
+    let mut printed = Instant::now();
     let first = now();
-    while !run.stops() && began.elapsed() < length {
+    while !run.is_stopping() && began.elapsed() < length {
         tokio::time::sleep(Duration::from_millis(500)).await;
         let at = now();
         let mut found = Vec::new();
         {
-            let mut book = run.book();
-            book.judge.sweep(at - nanos(BEHIND).min(at));
-            found.append(&mut book.judge.violations);
+            let mut state = run.state();
+            state.checker.sweep(at - nanos(CHECK_DELAY).min(at));
+            found.append(&mut state.checker.violations);
             for key in KEYS {
-                let entered = book.entered.get(key).copied().unwrap_or(first);
+                let entered = state.entered.get(key).copied().unwrap_or(first);
                 if at.saturating_sub(entered) > nanos(STUCK) {
                     found.push(format!("nobody got {key} for {STUCK:?}"));
                 }
             }
         }
-        found.into_iter().for_each(|what| run.violated(what));
-        if told.elapsed() >= Duration::from_secs(60) {
-            told = Instant::now();
-            let book = run.book();
-            let faults: u64 = book.faults.values().sum();
+        found.into_iter().for_each(|what| run.report_violation(what));
+        if printed.elapsed() >= Duration::from_secs(60) {
+            printed = Instant::now();
+            let state = run.state();
+            let faults: u64 = state.faults.values().sum();
             eprintln!(
-                "{:?}: {} cycles, {faults} faults, {} waiting to be judged",
+                "{:?}: {} cycles, {faults} faults, {} waiting to be checked",
                 began.elapsed(),
-                book.cycles,
-                book.judge.waiting()
+                state.cycles,
+                state.checker.waiting()
             );
         }
     }
     run.stop.store(true, Ordering::Relaxed);
 }
 
-fn conclude(run: &Run, options: &Options, began: Instant, left: usize) -> ExitCode {
-    let mut book = run.book();
-    book.judge.sweep(u64::MAX);
-    let Book { judge, cycles, errors, faults, recoveries, violations, .. } = &mut *book;
-    violations.append(&mut judge.violations);
+fn report(run: &Run, options: &Options, began: Instant, left: usize) -> ExitCode {
+    let mut state = run.state();
+    state.checker.sweep(u64::MAX);
+    let State { checker, cycles, errors, faults, recoveries, violations, .. } = &mut *state;
+    violations.append(&mut checker.violations);
     recoveries.sort_unstable();
     let worst = |part: f64| {
         let place = (recoveries.len() as f64 * part) as usize;
@@ -188,10 +188,10 @@ fn conclude(run: &Run, options: &Options, began: Instant, left: usize) -> ExitCo
             "recoveries": recoveries.len(),
             "recovery_ms": { "median": worst(0.5), "p99": worst(0.99), "max": worst(1.0) },
             "errors": errors,
-            "stale_writes": { "tried": judge.stale.0, "rejected": judge.stale.1 },
-            "judged": judge.judged,
-            "late": judge.late,
-            "excused_by_data_loss": judge.excused,
+            "stale_writes": { "tried": checker.stale.0, "rejected": checker.stale.1 },
+            "checked": checker.checked,
+            "late": checker.late,
+            "excused_by_data_loss": checker.excused,
             "left_behind": left,
             "violations": violations,
         })
@@ -199,7 +199,7 @@ fn conclude(run: &Run, options: &Options, began: Instant, left: usize) -> ExitCo
     if violations.is_empty() {
         return ExitCode::SUCCESS;
     }
-    eprintln!("again with: dlock-chaos --seed {}", options.seed);
+    eprintln!("replay: dlock-chaos --seed {}", options.seed);
     ExitCode::FAILURE
 }
 
@@ -207,7 +207,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One fault after the other against server and network; gives the server back.
+/// Injects one fault after another into server and network; returns the server.
 async fn against_server(
     mut server: RedisServer,
     proxies: Vec<Arc<Proxy>>,
@@ -215,9 +215,9 @@ async fn against_server(
     options: Options,
 ) -> RedisServer {
     let mut random = StdRng::seed_from_u64(options.seed);
-    while !run.stops() {
-        run.quiet(faults::quiet(&mut random, options.faults_per_minute)).await;
-        if run.stops() {
+    while !run.is_stopping() {
+        run.sleep(faults::quiet(&mut random, options.faults_per_minute)).await;
+        if run.is_stopping() {
             break;
         }
         let fault = Fault::of_server(&mut random);
@@ -225,12 +225,12 @@ async fn against_server(
         let before = now();
         // One worker, half of them, or all are cut off from the others.
         let share = [1, proxies.len().div_ceil(2), proxies.len()][random.random_range(0..3)];
-        let hit = proxies.iter().cycle().skip(random.random_range(0..proxies.len()));
-        let hit: Vec<_> = hit.take(share).cloned().collect();
-        inflict(fault, lasts, &mut server, &hit, &mut random).await;
-        run.happened(fault);
+        let targets = proxies.iter().cycle().skip(random.random_range(0..proxies.len()));
+        let targets: Vec<_> = targets.take(share).cloned().collect();
+        inject(fault, lasts, &mut server, &targets, &mut random).await;
+        run.count_fault(fault);
         if matches!(fault, Fault::FlushAll | Fault::RestartEmpty) {
-            run.book().judge.data_lost(before, TTL + Duration::from_secs(1));
+            run.state().checker.data_lost(before, TTL + Duration::from_secs(1));
         }
         recovered(&run).await;
     }
@@ -241,15 +241,15 @@ async fn against_server(
     server
 }
 
-async fn inflict(
+async fn inject(
     fault: Fault,
     lasts: Duration,
     server: &mut RedisServer,
-    hit: &[Arc<Proxy>],
+    targets: &[Arc<Proxy>],
     random: &mut StdRng,
 ) {
     let times = random.random_range(1..10);
-    let each = |what: &dyn Fn(&Proxy)| hit.iter().for_each(|proxy| what(proxy));
+    let each = |what: &dyn Fn(&Proxy)| targets.iter().for_each(|proxy| what(proxy));
     let once = |what, text| each(&|proxy| (0..times).for_each(|_| proxy.once(what, text)));
     let cli = |arguments: &[&str]| {
         tokio::task::block_in_place(|| server.cli(arguments));
@@ -268,7 +268,7 @@ async fn inflict(
             cli(&["CONFIG", "SET", "maxmemory", "0"]);
         }
         Fault::ReadOnly => {
-            cli(&["REPLICAOF", "127.0.0.1", "1"]); // nobody there
+            cli(&["REPLICAOF", "127.0.0.1", "1"]); // no server is there
             tokio::time::sleep(lasts).await;
             cli(&["REPLICAOF", "NO", "ONE"]);
         }
@@ -323,57 +323,61 @@ async fn inflict(
 async fn recovered(run: &Run) {
     let (over, began) = (now(), Instant::now());
     while run.latest.load(Ordering::Relaxed) <= over {
-        if run.stops() {
-            return; // the workers are leaving
+        if run.is_stopping() {
+            return; // the workers are shutting down
         }
         if began.elapsed() > STUCK {
-            return run.violated(format!("nobody got any lock {STUCK:?} after a fault"));
+            return run.report_violation(format!("nobody got any lock {STUCK:?} after a fault"));
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    run.book().recoveries.push(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+    run.state().recoveries.push(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
 }
 
-/// The workers.
-struct Crew {
+/// The worker processes.
+struct Workers {
     options: Options,
-    /// Each worker has a way to the server of its own.
+    /// The URL of each worker's own proxy.
     urls: Vec<String>,
     run: Arc<Run>,
     workers: Vec<Child>,
 }
 
-impl Crew {
-    /// One fault after the other against workers; then all of them leave.
-    async fn work(mut self) {
+impl Workers {
+    /// Injects one fault after another into the workers, then shuts all of them down.
+    async fn run(mut self) {
         let mut random = StdRng::seed_from_u64(!self.options.seed);
         for number in 0..self.options.processes {
-            match self.hire(number) {
+            match self.spawn(number) {
                 Ok(worker) => self.workers.push(worker),
-                Err(error) => return self.run.violated(format!("no worker: {error}")),
+                Err(error) => {
+                    return self
+                        .run
+                        .report_violation(format!("a worker cannot be started: {error}"));
+                }
             }
         }
-        while !self.run.stops() {
+        while !self.run.is_stopping() {
             let quiet = faults::quiet(&mut random, self.options.faults_per_minute);
-            self.run.quiet(quiet).await;
-            if self.run.stops() {
+            self.run.sleep(quiet).await;
+            if self.run.is_stopping() {
                 break;
             }
             let number = random.random_range(0..self.workers.len());
             let fault = Fault::of_worker(&mut random);
             let lasts = fault.lasts(&mut random);
-            self.hit(fault, number, lasts).await;
-            self.run.happened(fault);
+            self.inject(fault, number, lasts).await;
+            self.run.count_fault(fault);
         }
         for number in 0..self.workers.len() {
-            self.dismiss(number).await;
+            self.ask_to_stop(number).await;
         }
         for number in 0..self.workers.len() {
-            self.leaves(number).await;
+            self.wait_for_exit(number).await;
         }
     }
 
-    fn hire(&self, number: usize) -> std::io::Result<Child> {
+    fn spawn(&self, number: usize) -> std::io::Result<Child> {
         let mut worker = Command::new(std::env::current_exe()?)
             .args(["--url", &self.urls[number], "--number", &number.to_string()])
             .args(["--tasks", &self.options.tasks.to_string()])
@@ -388,14 +392,14 @@ impl Crew {
             tokio::spawn(async move {
                 let mut lines = BufReader::with_capacity(1 << 16, output).lines();
                 while let Ok(Some(line)) = lines.next_line().await {
-                    run.heard(&line);
+                    run.on_line(&line);
                 }
             });
         }
         Ok(worker)
     }
 
-    async fn hit(&mut self, fault: Fault, number: usize, lasts: Duration) {
+    async fn inject(&mut self, fault: Fault, number: usize, lasts: Duration) {
         match fault {
             Fault::PauseWorker => {
                 let Some(id) = self.workers[number].id() else { return };
@@ -408,27 +412,29 @@ impl Crew {
                 let _ = self.workers[number].kill().await;
             }
             _ => {
-                self.dismiss(number).await;
-                self.leaves(number).await;
+                self.ask_to_stop(number).await;
+                self.wait_for_exit(number).await;
             }
         }
-        match self.hire(number) {
+        match self.spawn(number) {
             Ok(worker) => self.workers[number] = worker,
-            Err(error) => self.run.violated(format!("no worker: {error}")),
+            Err(error) => self.run.report_violation(format!("a worker cannot be started: {error}")),
         }
     }
 
-    async fn dismiss(&mut self, number: usize) {
+    async fn ask_to_stop(&mut self, number: usize) {
         if let Some(mut input) = self.workers[number].stdin.take() {
             let _ = input.write_all(b"stop\n").await;
         }
     }
 
-    async fn leaves(&mut self, number: usize) {
+    async fn wait_for_exit(&mut self, number: usize) {
         let worker = &mut self.workers[number];
         match tokio::time::timeout(STUCK, worker.wait()).await {
             Ok(Ok(status)) if status.success() => {}
-            ended => self.run.violated(format!("worker {number} did not end well: {ended:?}")),
+            ended => {
+                self.run.report_violation(format!("worker {number} did not end well: {ended:?}"))
+            }
         }
     }
 }

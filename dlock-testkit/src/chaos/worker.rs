@@ -1,7 +1,8 @@
-//! One process of a run: tasks that lock, and tell of each stay in a line.
+//! A worker process of a run: its tasks acquire locks and print a line for each.
 //!
-//! `R ...` the records of one stay, `E kind` an error that faults explain,
-//! `V ...` one that they do not. Ends in order when its input says or ends.
+//! `R ...` are the records of one acquisition, `E kind` is an error that faults
+//! explain, `V ...` is one that they do not. The process shuts down when it reads
+//! `stop` or the end of its input.
 
 use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
@@ -14,25 +15,26 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::Options;
-use crate::holds::{Stay, Tells};
+use crate::interval::{HeldGuard, HeldInterval};
 
-/// The keys that many want: mutexes, read-write locks, a semaphore, slow ones.
+/// The keys that all workers use: mutexes, read-write locks, a semaphore, and mutexes
+/// that are held for long.
 pub(super) const KEYS: [&str; 8] = ["m0", "m1", "m2", "r0", "r1", "s0", "slow0", "slow1"];
 /// The longest lease.
 pub(super) const TTL: Duration = Duration::from_secs(3);
 const SHORT_TTL: Duration = Duration::from_secs(1);
 const PERMITS: u32 = 3;
-/// How long one holds a lock at most.
+/// The longest time for which a task holds a lock.
 const LONGEST: Duration = Duration::from_millis(2_500);
 
 #[derive(Default)]
-struct Told {
+struct Output {
     lines: Mutex<String>,
     stop: AtomicBool,
 }
 
-impl Told {
-    fn tell(&self, line: std::fmt::Arguments<'_>) {
+impl Output {
+    fn write_line(&self, line: std::fmt::Arguments<'_>) {
         use std::fmt::Write as _;
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = writeln!(lines, "{line}");
@@ -45,13 +47,13 @@ impl Told {
         out.flush()
     }
 
-    fn stops(&self) -> bool {
+    fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 }
 
 pub(super) async fn work(url: &str, number: usize, options: &Options) -> ExitCode {
-    let told = Arc::new(Told::default());
+    let output = Arc::new(Output::default());
     let client = Dlock::builder()
         .url(url)
         .namespace("chaos")
@@ -71,21 +73,21 @@ pub(super) async fn work(url: &str, number: usize, options: &Options) -> ExitCod
         }
     };
     std::thread::spawn({
-        let told = told.clone();
+        let output = output.clone();
         move || {
             for line in std::io::stdin().lock().lines() {
                 if !line.is_ok_and(|line| line != "stop") {
                     break;
                 }
             }
-            told.stop.store(true, Ordering::Relaxed);
+            output.stop.store(true, Ordering::Relaxed);
         }
     });
     std::thread::spawn({
-        let told = told.clone();
+        let output = output.clone();
         move || {
-            // Nobody listens any more: there is nothing left to do.
-            while told.flush().is_ok() {
+            // The coordinator is gone: there is nothing left to do.
+            while output.flush().is_ok() {
                 std::thread::sleep(Duration::from_millis(20));
             }
             std::process::exit(1);
@@ -96,49 +98,49 @@ pub(super) async fn work(url: &str, number: usize, options: &Options) -> ExitCod
             let who = format!("{number}.{}.{number_of_task}", std::process::id());
             let seed = options.seed ^ u64::from(std::process::id()) << 20 ^ number_of_task as u64;
             let random = StdRng::seed_from_u64(seed);
-            let (client, told) = (client.clone(), told.clone());
-            let task = Task { client, told, random, number, who };
+            let (client, output) = (client.clone(), output.clone());
+            let task = Task { client, output, random, number, who };
             tokio::spawn(task.run(number_of_task == 0))
         })
         .collect();
-    while !told.stops() {
+    while !output.is_stopping() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // In the midst of their work, as in a rolling restart.
+    // The tasks are still at work, as in a rolling restart.
     client.shutdown(Duration::from_millis(300)).await;
     for task in tasks {
         if let Err(error) = task.await {
-            told.tell(format_args!("V a task panicked: {error}"));
+            output.write_line(format_args!("V a task panicked: {error}"));
         }
     }
-    client.shutdown(Duration::ZERO).await; // what was owed by the last of them
+    client.shutdown(Duration::ZERO).await; // releases that are still to be sent
     drop(client);
     tokio::time::sleep(Duration::from_millis(150)).await;
-    let _ = told.flush();
+    let _ = output.flush();
     ExitCode::SUCCESS
 }
 
 struct Task {
     client: Dlock,
-    told: Arc<Told>,
+    output: Arc<Output>,
     random: StdRng,
-    /// Of its process.
+    /// The number of the process.
     number: usize,
     who: String,
 }
 
 impl Task {
     async fn run(mut self, slow: bool) {
-        while !self.told.stops() {
+        while !self.output.is_stopping() {
             let burst = if slow { 1 } else { 30 };
-            let mutex = self.favourite();
+            let mutex = self.mutex_of_burst();
             for _ in 0..burst {
                 let done = if slow { self.slow().await } else { self.quick(mutex).await };
                 if let Err(error) = done {
-                    self.tell_error(&error);
+                    self.report_error(&error);
                     self.pause(10..60).await;
                 }
-                if self.told.stops() {
+                if self.output.is_stopping() {
                     return;
                 }
             }
@@ -146,9 +148,9 @@ impl Task {
         }
     }
 
-    /// The mutex of a burst: mostly the same for all tasks of a process for some
-    /// time, so that it is also passed on inside the process.
-    fn favourite(&mut self) -> &'static str {
+    /// The mutex of a burst. For some time it is mostly the same for all tasks of a
+    /// process, so that there are hand-overs inside the process too.
+    fn mutex_of_burst(&mut self) -> &'static str {
         let stray = if self.random.random_bool(0.2) { self.random.random_range(0..3) } else { 0 };
         let second = usize::try_from(crate::process::now() / 1_000_000_000).unwrap_or(0);
         KEYS[(self.number + second / 3 + stray) % 3]
@@ -159,26 +161,26 @@ impl Task {
         tokio::time::sleep(Duration::from_millis(millis)).await;
     }
 
-    fn tell_error(&self, error: &Error) {
+    fn report_error(&self, error: &Error) {
         match error.kind() {
-            ErrorKind::ShuttingDown if self.told.stops() => {}
+            ErrorKind::ShuttingDown if self.output.is_stopping() => {}
             kind @ (ErrorKind::TimedOut
             | ErrorKind::Lost
             | ErrorKind::Unavailable
-            | ErrorKind::Unknown) => self.told.tell(format_args!("E {kind:?}")),
-            _ => self.told.tell(format_args!("V {}: {error}", self.who)),
+            | ErrorKind::Unknown) => self.output.write_line(format_args!("E {kind:?}")),
+            _ => self.output.write_line(format_args!("V {}: {error}", self.who)),
         }
     }
 
-    /// A long stay under a lock that must be renewed meanwhile.
+    /// Holds a lock for so long that it must be renewed meanwhile.
     async fn slow(&mut self) -> dlock::Result<()> {
         let key = KEYS[6 + self.random.random_range(0..2)];
         let ttl = if self.random.random_bool(0.5) { SHORT_TTL } else { TTL };
         let guard = self.client.mutex(key).ttl(ttl).lock().await?;
-        let Some(stay) = Stay::begin(&guard) else { return Ok(()) };
+        let Some(interval) = HeldInterval::begin(&guard) else { return Ok(()) };
         let length = self.random.random_range(Duration::ZERO..LONGEST);
         let ran = guard.run(tokio::time::sleep(length)).await;
-        self.tell(stay, &guard);
+        self.report(interval, &guard);
         drop(guard);
         ran
     }
@@ -189,8 +191,8 @@ impl Task {
         match self.random.random_range(0..100) {
             0..85 => {
                 let guard = lock.lock().await?;
-                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
-                self.tell(stay, &guard);
+                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
+                self.report(interval, &guard);
                 if self.random.random_bool(0.5) {
                     return guard.release().await.map(drop);
                 }
@@ -199,63 +201,63 @@ impl Task {
                 let lock = self.client.rwlock(rwlock);
                 let writes = self.random.random_bool(0.2);
                 let guard = if writes { lock.write() } else { lock.read() }.lock().await?;
-                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
-                self.tell(stay, &guard);
+                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
+                self.report(interval, &guard);
             }
             91..93 => {
                 let take = self.random.random_range(1..=2);
                 let permits = self.client.semaphore(KEYS[5], PERMITS).permits(take).lock().await?;
                 let permits = (permits, PERMITS);
-                let Some(stay) = self.stay(&permits).await else { return Ok(()) };
-                self.tell(stay, &permits);
+                let Some(interval) = self.hold(&permits).await else { return Ok(()) };
+                self.report(interval, &permits);
             }
             93..95 => {
                 let other = KEYS[self.random.random_range(0..3)];
                 let guard = self.client.all_of([mutex, other]).lock().await?;
-                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
-                self.tell(stay, &guard);
+                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
+                self.report(interval, &guard);
             }
             95..96 => {
                 let guard = lock.fair().lock().await?;
-                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
-                self.tell(stay, &guard);
+                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
+                self.report(interval, &guard);
             }
             96..98 => {
                 let Some(guard) = lock.try_lock().await? else { return Ok(()) };
-                let Some(stay) = self.stay(&guard).await else { return Ok(()) };
-                self.tell(stay, &guard);
+                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
+                self.report(interval, &guard);
             }
             _ => {
-                // Given up somewhere on the way.
+                // The acquire is cancelled at a random point.
                 let patience = Duration::from_micros(self.random.random_range(0..20_000));
                 let Ok(guard) = tokio::time::timeout(patience, lock.lock()).await else {
                     return Ok(());
                 };
                 let guard = guard?;
-                let Some(stay) = Stay::begin(&guard) else { return Ok(()) };
-                self.tell(stay, &guard);
+                let Some(interval) = HeldInterval::begin(&guard) else { return Ok(()) };
+                self.report(interval, &guard);
             }
         }
         Ok(())
     }
 
-    /// A stay, most often as short as can be.
-    async fn stay(&mut self, guard: &impl Tells) -> Option<Stay> {
-        let stay = Stay::begin(guard)?;
+    /// Holds the lock, most often as short as possible.
+    async fn hold(&mut self, guard: &impl HeldGuard) -> Option<HeldInterval> {
+        let interval = HeldInterval::begin(guard)?;
         match self.random.random_range(0..5_000) {
             0 => self.pause(20..100).await,
             1..50 => self.pause(0..3).await,
             _ => tokio::task::yield_now().await,
         }
-        Some(stay)
+        Some(interval)
     }
 
-    fn tell(&self, stay: Stay, guard: &impl Tells) {
+    fn report(&self, interval: HeldInterval, guard: &impl HeldGuard) {
         use std::fmt::Write as _;
         let mut line = String::new();
-        for record in stay.end(guard, &self.who) {
+        for record in interval.end(guard, &self.who) {
             let _ = write!(line, "{}{record}", if line.is_empty() { "" } else { ";" });
         }
-        self.told.tell(format_args!("{line}"));
+        self.output.write_line(format_args!("{line}"));
     }
 }

@@ -1,4 +1,4 @@
-//! Dropped futures and guards.
+//! Trials of cancellation: dropped futures and guards.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use super::{Suite, eventually, is_free};
 
 type Acquiring = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-/// Every public acquire, each keeping what it got for as long as it is polled.
+/// A future for each public way to acquire; it drops what it got when it is done.
 fn acquires(client: &Dlock, key: &str) -> Vec<(&'static str, Acquiring)> {
     let capabilities = client.capabilities();
     let mutex = client.mutex(key);
@@ -47,7 +47,7 @@ fn acquires(client: &Dlock, key: &str) -> Vec<(&'static str, Acquiring)> {
     acquires
 }
 
-/// Polls a future a number of times; whether it is done.
+/// Polls a future up to this many times; whether it is done.
 async fn polled(future: &mut Acquiring, times: usize) -> bool {
     for _ in 0..times {
         if let Poll::Ready(outcome) = future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
@@ -61,7 +61,7 @@ async fn polled(future: &mut Acquiring, times: usize) -> bool {
 }
 
 /// Polls each acquire n times and drops it, for every n, while the lock is free,
-/// while it is held, and while it is let go in between.
+/// while it is held, and while it is released in between.
 pub(super) async fn dropped_at_any_poll(suite: &Suite) {
     let (one, other) = (suite.client(), suite.client());
     let kinds = acquires(&one, "unused").len();
@@ -99,7 +99,7 @@ pub(super) async fn dropped_at_any_poll(suite: &Suite) {
 pub(super) async fn dropped_guards_release(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("dropped"));
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
-    drop(one); // the guard alone keeps the client going
+    drop(one); // the guard alone keeps the client alive
     tokio::time::sleep(super::TTL * 2).await;
     assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
     drop(guard);

@@ -1,4 +1,4 @@
-//! Who may be inside with whom.
+//! Trials of mutual exclusion: who may hold a lock at the same time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,9 +24,9 @@ pub(super) async fn one_holder_at_a_time(suite: &Suite) {
                     let lock = client.mutex(key.as_str());
                     let lock = if (process + task + round) % 5 == 0 { lock.fair() } else { lock };
                     let guard = lock.lock().await.expect("the lock");
-                    let stay = history.enter(&guard);
+                    let entry = history.enter(&guard);
                     tokio::task::yield_now().await;
-                    drop(stay);
+                    drop(entry);
                     if round % 2 == 0 {
                         assert_eq!(
                             guard.release().await.expect("an answer"),
@@ -82,7 +82,7 @@ pub(super) async fn readers_share_and_writers_exclude(suite: &Suite) {
     assert!(one.read().try_lock().await.expect("an answer").is_none());
 }
 
-/// Readers that come long after each other, or with another ttl, share all the same.
+/// Readers share the lock even if they come late or with another ttl.
 pub(super) async fn late_readers_share(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("late"));
     let (here, there) = (one.rwlock(key.as_str()).read(), two.rwlock(key.as_str()).read());
@@ -112,9 +112,9 @@ pub(super) async fn mixed_readers_and_writers(suite: &Suite) {
                     let writes = (task + round) % 4 == 0;
                     let lock = if writes { lock.write() } else { lock.read() };
                     let guard = lock.lock().await.expect("the lock");
-                    let stay = history.enter(&guard);
+                    let entry = history.enter(&guard);
                     tokio::task::yield_now().await;
-                    drop(stay);
+                    drop(entry);
                 }
             }));
         }
@@ -201,10 +201,10 @@ pub(super) async fn all_of_releases_on_failure(suite: &Suite) {
     assert_eq!(both.tokens().count(), 2);
 }
 
-/// A listener that hears nothing, for calls made to the backend itself.
-struct Deaf;
+/// A listener that ignores notices, for calls made to the backend itself.
+struct NoOpListener;
 
-impl Listener for Deaf {
+impl Listener for NoOpListener {
     fn notice(&self, _: &Key, _: Owner, _: Notice) {}
 }
 
@@ -224,12 +224,12 @@ fn claim(key: &str, owner: u128) -> Claim {
     }
 }
 
-/// A backend to be called without a client.
+/// A backend that is called without a client.
 fn raw(suite: &Suite) -> (Box<dyn Backend>, Arc<dyn Listener>) {
     let backend = (suite.backend)();
-    let deaf: Arc<dyn Listener> = Arc::new(Deaf);
-    backend.open(u64::MAX, Arc::downgrade(&deaf));
-    (backend, deaf)
+    let listener: Arc<dyn Listener> = Arc::new(NoOpListener);
+    backend.open(u64::MAX, Arc::downgrade(&listener));
+    (backend, listener)
 }
 
 async fn try_claim(backend: &dyn Backend, claim: &Claim) -> AcquireOutcome {
@@ -237,7 +237,7 @@ async fn try_claim(backend: &dyn Backend, claim: &Claim) -> AcquireOutcome {
 }
 
 pub(super) async fn same_owner_same_grant(suite: &Suite) {
-    let (backend, _deaf) = raw(suite);
+    let (backend, _listener) = raw(suite);
     let claim = claim(&suite.key("owner"), 1);
     let AcquireOutcome::Granted(first) = try_claim(&*backend, &claim).await else { panic!("busy") };
     let AcquireOutcome::Granted(again) = try_claim(&*backend, &claim).await else { panic!("busy") };
@@ -254,7 +254,7 @@ pub(super) async fn same_owner_same_grant(suite: &Suite) {
 }
 
 pub(super) async fn a_release_never_touches_a_successor(suite: &Suite) {
-    let (backend, _deaf) = raw(suite);
+    let (backend, _listener) = raw(suite);
     let key = suite.key("successor");
     let (stale, holder) = (claim(&key, 2), claim(&key, 3));
     assert!(matches!(try_claim(&*backend, &holder).await, AcquireOutcome::Granted(_)));
@@ -271,7 +271,7 @@ pub(super) async fn a_release_never_touches_a_successor(suite: &Suite) {
 }
 
 pub(super) async fn a_replaced_lease_is_freed_first(suite: &Suite) {
-    let (backend, _deaf) = raw(suite);
+    let (backend, _listener) = raw(suite);
     let key = suite.key("replace");
     let old = claim(&key, 4);
     let new = Claim { instead_of: Some(old.owner), ..claim(&key, 5) };

@@ -1,11 +1,11 @@
-//! What operators see and do.
+//! Trials of what operators see and do.
 
 use std::time::Duration;
 
 use dlock::{LossReason, Mode, State};
 use tokio::time::timeout;
 
-use super::{PATIENT, SOON, Suite, eventually, is_free, keys_in_use};
+use super::{LONG_WAIT, SOON, Suite, eventually, is_free, keys_in_use};
 
 pub(super) async fn holders_and_waiters_are_shown(suite: &Suite) {
     let one = suite.client_of(|builder| builder.client_name("worker-1"));
@@ -59,23 +59,23 @@ pub(super) async fn broken_locks_are_told(suite: &Suite) {
     assert_eq!(two.break_lock(key.as_str()).await.expect("an answer"), 0);
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
     assert_eq!(two.break_lock(key.as_str()).await.expect("an answer"), 1);
-    let reason = timeout(SOON, guard.lost()).await.expect("told at once");
+    let reason = timeout(SOON, guard.lost()).await.expect("the loss is reported at once");
     let LossReason::Broken { by } = reason else { panic!("{reason:?}") };
     assert!(by.contains("operator"), "{by}");
     let state = two.inspect(key.as_str()).await.expect("an inspection");
     assert!(state.broken_by.is_some_and(|by| by.contains("operator")), "who did it is recorded");
-    let next = timeout(PATIENT, two.mutex(key.as_str()).lock()).await.expect("in time");
+    let next = timeout(LONG_WAIT, two.mutex(key.as_str()).lock()).await.expect("in time");
     assert!(next.expect("the lock").token() > guard.token());
 }
 
 pub(super) async fn health_is_told(suite: &Suite) {
-    let (client, switch) = suite.faulty();
+    let (client, faults) = suite.faulty();
     assert!(client.health().await.is_ok());
-    switch.set(crate::faulty::Weather::Unreachable);
+    faults.set(crate::faulty_backend::FaultMode::Unreachable);
     assert!(!client.health().await.is_ok());
 }
 
-/// I3: after all of the above.
+/// Invariant I3: after all trials nothing is left.
 pub(super) async fn nothing_is_left(suite: &Suite) {
     let client = suite.client();
     let prefix = format!("conformance:{}:", std::process::id());

@@ -1,4 +1,4 @@
-//! How those outside get their turn.
+//! Trials of waiting: wake-ups, order, time-outs and limits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,8 +14,7 @@ async fn waiters(client: &Dlock, key: &str) -> usize {
     client.inspect(key).await.expect("an inspection").waiters.len()
 }
 
-/// The backend wakes the waiter: it does not wait for the next look, which is
-/// about a second away.
+/// The backend wakes the waiter, which otherwise asks again only after about a second.
 pub(super) async fn a_waiter_is_woken(suite: &Suite) {
     let one = suite.client_of(|builder| builder.ttl(Duration::from_secs(30)));
     let two = suite.client_of(|builder| builder.ttl(Duration::from_secs(30)));
@@ -58,7 +57,7 @@ pub(super) async fn a_timeout_names_the_holder(suite: &Suite) {
     eventually("rest", async || is_free(&two, &key).await).await;
 }
 
-/// The order at the backend is the order of getting in, whoever asks.
+/// The lock is granted in the order of the backend's queue, whichever client waits.
 pub(super) async fn fair_is_first_come_first_served(suite: &Suite) {
     let clients = [suite.client(), suite.client()];
     let key = suite.key("fair");
@@ -80,7 +79,7 @@ pub(super) async fn fair_is_first_come_first_served(suite: &Suite) {
     assert_eq!(*order.lock().expect("the order"), (0..8).collect::<Vec<_>>());
 }
 
-/// Takes the lock again and again.
+/// Acquires and releases the lock again and again.
 fn steady(lock: Lock<Guard>, starts_after: Duration, holds: Duration) -> JoinHandle<()> {
     tokio::spawn(async move {
         tokio::time::sleep(starts_after).await;
@@ -92,7 +91,7 @@ fn steady(lock: Lock<Guard>, starts_after: Duration, holds: Duration) -> JoinHan
     })
 }
 
-/// Each of these has its turn beside the steady ones.
+/// Checks that each of these locks is granted while the steady tasks run.
 async fn have_their_turns(steady: Vec<JoinHandle<()>>, locks: [Lock<Guard>; 2]) {
     tokio::time::sleep(Duration::from_millis(50)).await;
     for lock in locks {
@@ -135,7 +134,7 @@ pub(super) async fn many_permits_are_not_starved(suite: &Suite) {
     many.await.expect("the task").expect("all permits");
 }
 
-/// Tasks of one process pass the lock on without asking the backend each time.
+/// Tasks of one process hand the lock over without asking the backend each time.
 pub(super) async fn hand_over_stays_inside_the_process(suite: &Suite) {
     let handed_over = Arc::new(AtomicU64::new(0));
     let client = suite.client_of(|builder| {

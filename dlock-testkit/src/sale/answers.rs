@@ -1,8 +1,9 @@
-//! What the workers of a soak heard, written down before anything else is done, and
-//! compared with what the sale has on record in the end.
+//! The answers that the workers of a soak received. A worker writes each answer to a
+//! file before it does anything else; at the end they are compared with the records of
+//! the sale.
 //!
-//! A line is an id, a word and a value, as JSON. It is written by one call of the
-//! system, so that it is there though the process is killed right after.
+//! A line is an id, a kind and a value, as JSON. It is written by one system call, so
+//! that it is complete even if the process is killed right after.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -12,10 +13,10 @@ use std::path::Path;
 use dlock_segment::{Hold, HoldState, Inventory, Receipt, Resolved};
 use serde_json::{Value, json};
 
-/// How many are compared at a time.
+/// How many answers are compared at a time.
 const PAGE: usize = 50_000;
 
-/// Where a worker writes.
+/// The file of a worker's answers.
 #[derive(Debug)]
 pub(super) struct Answers {
     file: File,
@@ -41,7 +42,7 @@ impl Answers {
         self.stands(id, hold.state);
     }
 
-    /// An end of a reservation is one for good.
+    /// Writes the state of a reservation, if it is final.
     pub(super) fn stands(&self, id: &str, state: HoldState) {
         if state != HoldState::Open {
             self.write(id, "stands", json!(state));
@@ -78,24 +79,24 @@ impl Answers {
 
 type Line = (String, String, Value);
 
-/// What all of them heard.
+/// The answers of all workers.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
+pub(super) struct ReceivedAnswers {
     count: u64,
     deliveries: BTreeMap<String, u64>,
 }
 
-impl Heard {
+impl ReceivedAnswers {
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// What was delivered, each delivery counted once.
+    /// The number of units that were restocked, each restock counted once.
     pub(super) fn restocked(&self) -> u64 {
         self.deliveries.values().sum()
     }
 
-    /// Compares what a worker heard with what the sale has on record.
+    /// Compares the answers of a worker with the records of the sale.
     pub(super) async fn compare(&mut self, sale: &Inventory, answers: &Path) {
         let file = BufReader::new(File::open(answers).expect("the answers of a worker"));
         let mut lines = file.lines();
@@ -119,10 +120,10 @@ impl Heard {
     }
 }
 
-fn compare_all(id: &str, heard: &Vec<(String, Value)>, resolved: &Resolved) {
-    for (word, value) in heard {
+fn compare_all(id: &str, received: &Vec<(String, Value)>, resolved: &Resolved) {
+    for (word, value) in received {
         let agrees = agrees(word, value, resolved);
-        assert!(agrees, "{id} heard {word} {value}, on record is {resolved:?}");
+        assert!(agrees, "{id} was answered {word} {value}, but the record is {resolved:?}");
     }
 }
 

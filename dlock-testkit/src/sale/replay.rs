@@ -1,7 +1,7 @@
-//! The journal of a soak, worked off from its first entry: it leads to the counts of
-//! the sale without ever taking what was not there, no buyer is above the limit on
-//! the way, each id has its effects once, and what the sale has on record of an id is
-//! what came last.
+//! Replays the journal of a soak from its first entry and checks it: no count goes below
+//! zero, the counts at the end are those of the sale, no buyer is ever above the limit,
+//! each operation id has its effects once, and the record of an id agrees with its last
+//! effect.
 
 use std::collections::HashMap;
 
@@ -13,23 +13,23 @@ use super::{PER_BUYER, Soak};
 const COMPARED: usize = 200_000;
 
 #[derive(Debug)]
-struct Told {
+struct LastEffect {
     effect: Effect,
     buyer: Option<String>,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct Ledger {
     available: u64,
     reserved: u64,
     sold: u64,
     has: HashMap<String, u64>,
-    told: HashMap<String, Told>,
+    effects: HashMap<String, LastEffect>,
 }
 
-/// How many entries there were; 0 if the first are gone.
+/// Replays the journal. Returns the number of entries; 0 if the first are gone.
 pub(super) async fn replay(sale: &Inventory, soak: Soak) -> u64 {
-    let mut books = Books { available: soak.units, ..Books::default() };
+    let mut ledger = Ledger { available: soak.units, ..Ledger::default() };
     let mut last = 0;
     loop {
         let entries = sale.journal(last).await.expect("the journal");
@@ -42,20 +42,20 @@ pub(super) async fn replay(sale: &Inventory, soak: Soak) -> u64 {
             }
             assert_eq!(entry.sequence, last + 1, "no entry is missing or comes twice");
             last = entry.sequence;
-            books.enter(entry);
+            ledger.enter(entry);
         }
     }
     let stock = sale.stock().await.expect("the stock");
     assert_eq!(
-        (books.available, books.reserved, books.sold),
+        (ledger.available, ledger.reserved, ledger.sold),
         (stock.available, stock.reserved, stock.sold),
         "the journal leads to the counts"
     );
-    books.compare(sale).await;
+    ledger.compare(sale).await;
     last
 }
 
-impl Books {
+impl Ledger {
     fn enter(&mut self, entry: Entry) {
         let what = format!("{entry:?}");
         let Entry { effect, operation, whose, quantity, .. } = entry;
@@ -78,7 +78,7 @@ impl Books {
         }
         let buyer = match effect {
             Effect::Refunded => {
-                let of = whose.as_ref().and_then(|of| self.told.get(of));
+                let of = whose.as_ref().and_then(|of| self.effects.get(of));
                 of.unwrap_or_else(|| panic!("a refund of nothing: {what}")).buyer.clone()
             }
             _ => whose,
@@ -93,35 +93,35 @@ impl Books {
             assert!(*has <= PER_BUYER, "above the limit: {what}");
         }
         if let Some(id) = operation {
-            self.tell(id, effect, buyer, &what);
+            self.record_effect(id, effect, buyer, &what);
         }
     }
 
-    /// From which effect this one may follow for an id.
-    fn tell(&mut self, id: String, effect: Effect, buyer: Option<String>, what: &str) {
-        let before = self.told.get(&id).map(|told| told.effect);
+    /// Records an effect of an id, and checks that it may follow the one before.
+    fn record_effect(&mut self, id: String, effect: Effect, buyer: Option<String>, what: &str) {
+        let before = self.effects.get(&id).map(|last| last.effect);
         let follows = match effect {
             Effect::Confirmed | Effect::Cancelled | Effect::Expired | Effect::Extended => {
                 matches!(before, Some(Effect::Reserved | Effect::Extended))
             }
             _ => before.is_none(),
         };
-        assert!(follows, "applied once, but after {before:?}: {what}");
-        self.told.insert(id, Told { effect, buyer });
+        assert!(follows, "this effect must not follow {before:?}: {what}");
+        self.effects.insert(id, LastEffect { effect, buyer });
     }
 
-    /// With what the sale has on record.
+    /// Compares the last effects with the records of the sale.
     async fn compare(&self, sale: &Inventory) {
-        let step = self.told.len() / COMPARED + 1;
-        let told = self.told.iter().step_by(step).map(|(id, told)| (id.clone(), told.effect));
-        super::with_records(sale, told, |id, effect, resolved| {
+        let step = self.effects.len() / COMPARED + 1;
+        let effects = self.effects.iter().step_by(step).map(|(id, last)| (id.clone(), last.effect));
+        super::with_records(sale, effects, |id, effect, resolved| {
             assert_eq!(last_effect(resolved), settled(*effect), "{id}: {resolved:?}");
         })
         .await;
     }
 }
 
-/// An extended reservation is still one.
+/// An extended reservation is still a reservation.
 fn settled(effect: Effect) -> Effect {
     if effect == Effect::Extended { Effect::Reserved } else { effect }
 }

@@ -1,4 +1,4 @@
-//! One process of the soak.
+//! A worker process of a soak.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,36 +14,36 @@ use super::answers::Answers;
 use super::{Mix, SALE, until_known};
 use crate::proxy::{Once, Proxy};
 
-/// It tells how far it is about so often.
-const TELLINGS: u64 = 20;
+/// How often a worker prints its progress, about.
+const PROGRESS_REPORTS: u64 = 20;
 const TASKS: u64 = 400;
 /// How long a reservation lasts.
-const LASTS: Duration = Duration::from_millis(300);
+const RESERVATION_TIME: Duration = Duration::from_millis(300);
 
 pub(super) fn id(worker: u64, attempt: u64) -> String {
     format!("w{worker}-{attempt}")
 }
 
-/// What one worker has to do.
+/// The task of a worker.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub struct Part {
+pub struct WorkerTask {
     pub port: u16,
     pub seed: u64,
     pub mix: Mix,
     pub buyers: u64,
     pub worker: u64,
-    /// Its attempts.
+    /// The first attempt; `until`: the end of its attempts.
     pub from: u64,
     pub until: u64,
-    /// The file for what it hears.
+    /// The file for the answers that it receives.
     pub answers: PathBuf,
 }
 
-impl Part {
-    /// As arguments of a process.
+impl WorkerTask {
+    /// The task as command-line arguments.
     pub(super) fn to_arguments(&self) -> Vec<String> {
-        let Part { port, seed, mix, buyers, worker, from, until, answers } = self;
+        let WorkerTask { port, seed, mix, buyers, worker, from, until, answers } = self;
         let mix = *mix as u64;
         let numbers = [u64::from(*port), *seed, mix, *buyers, *worker, *from, *until];
         let numbers = numbers.iter().map(u64::to_string);
@@ -51,45 +51,46 @@ impl Part {
         ["worker".to_owned()].into_iter().chain(numbers).chain([answers]).collect()
     }
 
-    /// As the arguments after the first say it.
+    /// The task from the command-line arguments after the first; `None` if they are not
+    /// valid.
     pub fn from_arguments(arguments: &[String]) -> Option<Self> {
         let [numbers @ .., answers] = arguments else { return None };
         let numbers: Vec<u64> = numbers.iter().map_while(|number| number.parse().ok()).collect();
         let [port, seed, mix, buyers, worker, from, until] = numbers[..] else { return None };
         let mix = *[Mix::Sale, Mix::Settling, Mix::SellOut].get(mix as usize)?;
         let (port, answers) = (u16::try_from(port).ok()?, answers.into());
-        Some(Part { port, seed, mix, buyers, worker, from, until, answers })
+        Some(WorkerTask { port, seed, mix, buyers, worker, from, until, answers })
     }
 }
 
-/// Makes the attempts of a worker and tells how far it is.
+/// Makes the attempts of a worker and prints its progress.
 ///
 /// # Panics
-/// If anything is not as it must be.
-pub async fn work(part: Part) {
-    let proxy = Proxy::start(part.port).await;
+/// If a check fails.
+pub async fn work(task: WorkerTask) {
+    let proxy = Proxy::start(task.port).await;
     let url = proxy.url();
     let client = || Dlock::builder().url(&url).call_timeout(Duration::from_secs(2)).connect();
     let dlock = until_known("a client", async || client().await.map_err(Error::from)).await;
     let sale = until_known("the sale", || Inventory::open(&dlock, SALE)).await;
-    let answers = Arc::new(Answers::append_to(&part.answers));
-    let faults = tokio::spawn(faults(proxy, part.clone()));
-    let chunk = (part.until / TELLINGS).clamp(50, 5_000);
-    let mut start = part.from;
-    while start < part.until {
-        let end = part.until.min(start + chunk);
+    let answers = Arc::new(Answers::append_to(&task.answers));
+    let faults = tokio::spawn(faults(proxy, task.clone()));
+    let chunk = (task.until / PROGRESS_REPORTS).clamp(50, 5_000);
+    let mut start = task.from;
+    while start < task.until {
+        let end = task.until.min(start + chunk);
         let next = Arc::new(AtomicU64::new(start));
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..TASKS.min(end - start) {
             let (sale, answers, next) = (sale.clone(), answers.clone(), next.clone());
-            let part = part.clone();
+            let task = task.clone();
             tasks.spawn(async move {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= end {
                         return;
                     }
-                    Attempt::new(&part, &sale, &answers, number).make(part.mix).await;
+                    Attempt::new(&task, &sale, &answers, number).make(task.mix).await;
                 }
             });
         }
@@ -102,10 +103,10 @@ pub async fn work(part: Part) {
     faults.abort();
 }
 
-/// What the network does meanwhile.
-async fn faults(proxy: Proxy, part: Part) {
-    let often = Duration::from_millis(if part.until < 100_000 { 400 } else { 2_000 });
-    let mut random = StdRng::seed_from_u64(part.seed ^ part.from);
+/// Injects network faults until it is aborted.
+async fn faults(proxy: Proxy, task: WorkerTask) {
+    let often = Duration::from_millis(if task.until < 100_000 { 400 } else { 2_000 });
+    let mut random = StdRng::seed_from_u64(task.seed ^ task.from);
     loop {
         tokio::time::sleep(often.mul_f64(random.random_range(0.2..1.8))).await;
         match random.random_range(0..4) {
@@ -125,10 +126,10 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    fn new(part: &Part, sale: &'a Inventory, answers: &'a Answers, number: u64) -> Self {
-        let mut random = StdRng::seed_from_u64(part.seed ^ (part.worker << 48) ^ number);
-        let buyer = format!("u{}", random.random_range(0..part.buyers));
-        Attempt { sale, answers, id: id(part.worker, number), buyer, random }
+    fn new(task: &WorkerTask, sale: &'a Inventory, answers: &'a Answers, number: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(task.seed ^ (task.worker << 48) ^ number);
+        let buyer = format!("u{}", random.random_range(0..task.buyers));
+        Attempt { sale, answers, id: id(task.worker, number), buyer, random }
     }
 
     async fn make(mut self, mix: Mix) {
@@ -137,7 +138,7 @@ impl<'a> Attempt<'a> {
             Mix::Sale | Mix::SellOut => match chance {
                 0..6_000 => drop(self.buy(1).await),
                 6_000..7_000 => {
-                    // Without an id: whatever comes of it is in the journal alone.
+                    // Without an operation id: its result is in the journal only.
                     let _ = self.sale.deduct(1).buyer(&self.buyer).send().await;
                 }
                 7_000..8_200 => self.reserve().await,
@@ -187,7 +188,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Drops the future on the way; half of these want to know what came of it.
+    /// Cancels a deduction at a random point; half of the time resolves it afterwards.
     async fn give_up(&mut self) {
         let patience = Duration::from_micros(self.random.random_range(0..3_000));
         let buying = self.sale.deduct(1).operation(&self.id).buyer(&self.buyer).send();
@@ -221,13 +222,13 @@ impl<'a> Attempt<'a> {
         let quantity = self.random.random_range(1..3);
         let reserve = || {
             let reserve = self.sale.reserve(quantity).operation(&self.id).buyer(&self.buyer);
-            reserve.expires_in(LASTS).send()
+            reserve.expires_in(RESERVATION_TIME).send()
         };
         let Reservation::Held(hold) = until_known(&self.id, reserve).await else { return };
         self.answers.held(&self.id, &hold);
         let reservation = self.sale.reservation(&self.id);
         if self.random.random_ratio(1, 4) {
-            let state = until_known(&self.id, || reservation.extend(2 * LASTS)).await;
+            let state = until_known(&self.id, || reservation.extend(2 * RESERVATION_TIME)).await;
             self.answers.stands(&self.id, state);
             let hold = until_known(&self.id, || reservation.look()).await;
             self.answers.lasts_until(&self.id, &hold);
@@ -235,7 +236,7 @@ impl<'a> Attempt<'a> {
         let settled = match self.random.random_range(0..10) {
             0..5 => until_known(&self.id, || reservation.confirm()).await,
             5..8 => until_known(&self.id, || reservation.cancel()).await,
-            _ => return, // left to expire
+            _ => return, // the reservation expires
         };
         assert_ne!(settled, HoldState::Open);
         self.answers.stands(&self.id, settled);
@@ -251,13 +252,13 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// A part of what was bought; the rest under another id.
+    /// Refunds a part of what was bought, and sometimes the rest with another id.
     async fn refund(&mut self, quantity: u64) {
-        let part = self.random.random_range(1..=quantity);
+        let returned = self.random.random_range(1..=quantity);
         let id = format!("{}-refund", self.id);
-        self.refund_under(&id, part).await;
-        if part < quantity && self.random.random() {
-            self.refund_under(&format!("{}-rest", self.id), quantity - part).await;
+        self.refund_under(&id, returned).await;
+        if returned < quantity && self.random.random() {
+            self.refund_under(&format!("{}-rest", self.id), quantity - returned).await;
         }
     }
 

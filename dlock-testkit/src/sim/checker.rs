@@ -1,27 +1,27 @@
-//! The history checker.
+//! The checker of a simulated history.
 
 use std::time::Duration;
 
 use dlock::{Access, Fence, Mode, Token};
 
-use super::world::Seat;
+use super::simulation::TaskRun;
 
-/// Judges a history by the invariants of the project:
+/// Checks a history against the invariants of the project:
 ///
 /// - **I1** Two holders of a key that exclude each other never overlap while both
-///   are held by their own deadline. Tokens rise: an exclusive holder's is above
-///   all before it, a shared one's above those of the exclusive ones. A fenced
-///   resource accepts the writes of a holder whose lock is held, and never one
-///   of a holder that was overtaken by an accepted write.
-/// - **I3** At rest nothing is left: no ticket, gate, claim or owed release in a
+///   are held by their own deadline. Tokens rise: the token of an exclusive holder
+///   is above all before it, the token of a shared holder is above those of all
+///   exclusive holders before it. A fenced resource accepts the writes of a holder
+///   whose lock is held, and rejects a stale one after a later holder has written.
+/// - **I3** At rest nothing is left: no ticket, gate, claim or unsent release in a
 ///   process, and nothing of a living process at a server.
-/// - **I4** Recovery is bounded: once faults are over, nobody waits long for a
-///   lock that is free, nor longer than those before him take; and a lock is not
-///   lost unless something kept it from being renewed, nor handed over with less
-///   than half its term left.
+/// - **I4** Recovery is bounded. Once faults are over, nobody waits long for a lock
+///   that is free, nor longer than the waiters before it take. A lock is not lost
+///   unless something kept it from being renewed, and it is not handed over with
+///   less than half of its ttl left.
 ///
-/// What a server that lost its data cannot know is excused until the leases from
-/// before have ended; tokens must rise even then.
+/// A server that lost its data cannot know the leases from before: violations are
+/// excused until these have ended, but tokens must rise even then.
 #[derive(Debug, Default)]
 pub struct Checker {
     keys: Vec<KeyHistory>,
@@ -33,23 +33,23 @@ struct KeyHistory {
     holds: Vec<Hold>,
     fence: Fence,
     order: u64,
-    /// The order of the latest holder, by access, whose write was accepted.
+    /// The order of the latest exclusive holder whose write was accepted.
     last_write: u64,
     top_exclusive: u64,
     top_any: u64,
     /// When the server last lost its data.
-    forgot: Option<Loss>,
+    data_loss: Option<DataLoss>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Loss {
+pub(super) struct DataLoss {
     pub(super) at: Duration,
-    /// Leases from before have tokens between these.
+    /// The range of the tokens of leases from before.
     pub(super) tokens: (u64, u64),
 }
 
-impl Loss {
-    /// Whether a lease with this token is one that the server forgot.
+impl DataLoss {
+    /// Whether the server has lost the lease with this token.
     fn hit(&self, token: u64) -> bool {
         (self.tokens.0..self.tokens.1).contains(&token)
     }
@@ -57,7 +57,7 @@ impl Loss {
 
 #[derive(Clone, Debug)]
 pub(super) struct Hold {
-    pub(super) seat: Seat,
+    pub(super) run: TaskRun,
     pub(super) mode: Mode,
     pub(super) token: u64,
     order: u64,
@@ -74,11 +74,11 @@ impl Checker {
         }
     }
 
-    /// A task was let in.
+    /// Records that a task was given the lock.
     pub(super) fn admitted(
         &mut self,
         key: usize,
-        seat: Seat,
+        run: TaskRun,
         mode: Mode,
         token: u64,
         now: Duration,
@@ -87,7 +87,7 @@ impl Checker {
         let history = &mut self.keys[key];
         history.order += 1;
         let excused = history.is_excused(now, longest_lease)
-            && history.forgot.is_some_and(|forgot| forgot.hit(token));
+            && history.data_loss.is_some_and(|data_loss| data_loss.hit(token));
         let rises = match mode {
             Mode::Exclusive => token > history.top_any,
             Mode::Shared => token > history.top_exclusive,
@@ -103,51 +103,53 @@ impl Checker {
             _ => {}
         }
         let order = history.order;
-        history.holds.push(Hold { seat, mode, token, order });
+        history.holds.push(Hold { run, mode, token, order });
         if !rises && !excused {
             self.violated(|| {
-                format!("I1: token {token} of {seat:?} on key {key} ({mode:?}) does not rise above {top}")
+                format!(
+                    "I1: token {token} of {run:?} on key {key} ({mode:?}) does not rise above {top}"
+                )
             });
         }
     }
 
-    /// A task let go, or its process died.
-    pub(super) fn left(&mut self, key: usize, seat: Seat) {
-        self.keys[key].holds.retain(|hold| hold.seat != seat);
+    /// Records that a task released the lock or dropped its ticket.
+    pub(super) fn removed(&mut self, key: usize, run: TaskRun) {
+        self.keys[key].holds.retain(|hold| hold.run != run);
     }
 
-    pub(super) fn left_all(&mut self, gone: impl Fn(Seat) -> bool) {
+    pub(super) fn remove_all(&mut self, gone: impl Fn(TaskRun) -> bool) {
         for history in &mut self.keys {
-            history.holds.retain(|hold| !gone(hold.seat));
+            history.holds.retain(|hold| !gone(hold.run));
         }
     }
 
-    /// A holder goes on as a reader.
-    pub(super) fn downgraded(&mut self, key: usize, seat: Seat, token: u64) {
+    /// Records that an exclusive holder became a shared one.
+    pub(super) fn downgraded(&mut self, key: usize, run: TaskRun, token: u64) {
         let history = &mut self.keys[key];
-        if let Some(hold) = history.holds.iter_mut().find(|hold| hold.seat == seat) {
+        if let Some(hold) = history.holds.iter_mut().find(|hold| hold.run == run) {
             hold.mode = Mode::Shared;
             hold.token = hold.token.max(token);
         }
         history.top_any = history.top_any.max(token);
     }
 
-    pub(super) fn forgot(&mut self, key: usize, loss: Loss) {
-        self.keys[key].forgot = Some(loss);
+    pub(super) fn data_loss(&mut self, key: usize, loss: DataLoss) {
+        self.keys[key].data_loss = Some(loss);
     }
 
-    /// A holder writes to the resource with its token.
+    /// Records that a holder writes to the fenced resource with its token.
     pub(super) fn write(
         &mut self,
         key: usize,
-        seat: Seat,
+        run: TaskRun,
         held: bool,
         unfenced: bool,
         now: Duration,
         longest_lease: Duration,
     ) {
         let history = &mut self.keys[key];
-        let Some(hold) = history.holds.iter().find(|hold| hold.seat == seat).cloned() else {
+        let Some(hold) = history.holds.iter().find(|hold| hold.run == run).cloned() else {
             return;
         };
         let access = match hold.mode {
@@ -165,26 +167,28 @@ impl Checker {
             history.last_write = history.last_write.max(hold.order);
         }
         if accepted && overtaken && !excused {
-            self.violated(|| format!("I1: a stale write of {seat:?} on key {key} was accepted"));
+            self.violated(|| format!("I1: a stale write of {run:?} on key {key} was accepted"));
         } else if !accepted && held && !excused {
             self.violated(|| {
                 format!(
-                    "I1: the write of {seat:?}, who holds key {key}, was rejected: token {token}"
+                    "I1: the write of {run:?}, who holds key {key}, was rejected: token {token}"
                 )
             });
         }
     }
 
-    /// Judges who holds a key at this moment; `held` says by the holder's own
-    /// machine and clock.
-    pub(super) fn overlap(&mut self, key: usize, held: impl Fn(Seat) -> bool) {
+    /// Checks the holders of a key at this moment. `held` says whether a holder still
+    /// holds the lock by its own machine and clock.
+    pub(super) fn overlap(&mut self, key: usize, held: impl Fn(TaskRun) -> bool) {
         let history = &self.keys[key];
         if history.holds.len() < 2 {
             return;
         }
-        let now: Vec<&Hold> = history.holds.iter().filter(|hold| held(hold.seat)).collect();
+        let now: Vec<&Hold> = history.holds.iter().filter(|hold| held(hold.run)).collect();
         let excuses = |one: &Hold, two: &Hold| {
-            history.forgot.is_some_and(|forgot| forgot.hit(one.token) || forgot.hit(two.token))
+            history
+                .data_loss
+                .is_some_and(|data_loss| data_loss.hit(one.token) || data_loss.hit(two.token))
         };
         let mut taken = 0;
         let mut capacity = u32::MAX;
@@ -207,7 +211,7 @@ impl Checker {
                 }
             }
         }
-        if taken > capacity && history.forgot.is_none() {
+        if taken > capacity && history.data_loss.is_none() {
             self.violated(|| format!("I1: {taken} permits of {capacity} are taken on key {key}"));
         }
     }
@@ -215,6 +219,6 @@ impl Checker {
 
 impl KeyHistory {
     fn is_excused(&self, now: Duration, longest_lease: Duration) -> bool {
-        self.forgot.is_some_and(|forgot| now < forgot.at + longest_lease)
+        self.data_loss.is_some_and(|data_loss| now < data_loss.at + longest_lease)
     }
 }

@@ -1,4 +1,4 @@
-//! What a seed plans: the size of the world and its faults.
+//! The plan of a seed: the size of the simulation and its faults.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 
-/// The world of one seed. Faults are switched on and off one by one, so that
+/// The plan of one seed. Each kind of fault is turned on or off by chance, so that
 /// some seeds have many kinds and some have one.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -17,17 +17,17 @@ pub struct Plan {
     pub(super) ttl: Duration,
     pub(super) call_timeout: Duration,
     pub(super) handovers: u32,
-    pub(super) tenure: Duration,
-    /// Until then faults happen; tasks go on a while longer.
+    pub(super) handover_time: Duration,
+    /// Faults happen until then; tasks go on a while longer.
     pub(super) faulty_for: Duration,
-    /// From then on what the faults left has ended: pauses, leases of the dead,
-    /// ghosts of doubled messages.
-    pub(super) settled: Duration,
-    /// Tasks ask for locks until then.
-    pub(super) day_ends: Duration,
+    /// By then the effects of the faults have ended: pauses, leases of killed
+    /// processes, locks granted to duplicated messages.
+    pub(super) settled_at: Duration,
+    /// Tasks request locks until then.
+    pub(super) tasks_until: Duration,
     pub(super) longest_hold: Duration,
-    pub(super) longest_think: Duration,
-    /// Out of a hundred.
+    pub(super) longest_pause: Duration,
+    /// The percentage of shared requests; the fields below are percentages too.
     pub(super) shared: u32,
     pub(super) permits: u32,
     pub(super) fair: u32,
@@ -35,29 +35,29 @@ pub struct Plan {
     pub(super) cancels: u32,
     pub(super) downgrades: u32,
     pub(super) long_holds: u32,
-    /// Out of a thousand messages.
+    /// How many of a thousand messages are dropped, late or duplicated.
     pub(super) dropped: u32,
     pub(super) late: u32,
     pub(super) duplicated: u32,
     pub(super) latest: Duration,
-    /// Clocks run up to this many parts in a thousand fast or slow.
+    /// The largest drift of a clock, in parts per thousand.
     pub(super) drift: i64,
-    /// Whether one task holds a key of its own all day.
-    pub(super) marathon: bool,
+    /// Whether one task holds a key of its own until the end.
+    pub(super) all_day_holder: bool,
     pub(super) faults: Vec<(Duration, Fault)>,
 }
 
-/// Something that happens to a process or a server.
+/// A fault of a process or a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
-    /// SIGSTOP, and SIGCONT later.
+    /// The process is paused, as by SIGSTOP, and resumed later.
     PauseProcess { process: usize, lasts: Duration },
-    /// SIGKILL, and a new process later.
+    /// The process is killed, as by SIGKILL, and replaced by a new one later.
     KillProcess { process: usize, lasts: Duration },
-    /// The server stops reading and goes on later, where it was.
+    /// The server stops reading and continues later.
     StopServer { server: usize, lasts: Duration },
-    /// The server is gone and comes back, with or without its data.
-    RestartServer { server: usize, lasts: Duration, forgets: bool },
+    /// The server goes down and comes back, with or without its data.
+    RestartServer { server: usize, lasts: Duration, loses_data: bool },
 }
 
 impl Fault {
@@ -102,12 +102,12 @@ impl Plan {
             ttl,
             call_timeout: Duration::from_millis(500),
             handovers: *[0, 2, 64].choose(random).unwrap_or(&64),
-            tenure: Duration::from_millis(*[5, 5, 1_000_000].choose(random).unwrap_or(&5)),
+            handover_time: Duration::from_millis(*[5, 5, 1_000_000].choose(random).unwrap_or(&5)),
             faulty_for,
-            settled: Duration::ZERO,
-            day_ends: Duration::ZERO,
+            settled_at: Duration::ZERO,
+            tasks_until: Duration::ZERO,
             longest_hold: Duration::from_millis(random.random_range(1..80)),
-            longest_think: Duration::from_millis(random.random_range(100..1_000)),
+            longest_pause: Duration::from_millis(random.random_range(100..1_000)),
             shared,
             permits,
             fair,
@@ -120,17 +120,17 @@ impl Plan {
             duplicated,
             latest: Duration::from_millis(random.random_range(600..900)),
             drift,
-            marathon: random.random_ratio(1, 3),
+            all_day_holder: random.random_ratio(1, 3),
             faults: Vec::new(),
         };
         plan.plan_faults(random);
-        plan.plan_calm();
+        plan.plan_end();
         plan
     }
 
     fn plan_faults(&mut self, random: &mut StdRng) {
         let [pauses, kills, stops, restarts] = [(); 4].map(|()| random.random_ratio(1, 3));
-        let forgets = random.random_ratio(1, 3);
+        let loses_data = random.random_ratio(1, 3);
         for _ in 0..random.random_range(0..4) {
             let at = self.faulty_for.mul_f64(random.random_range(0.05..0.95));
             let process = random.random_range(0..self.processes);
@@ -144,23 +144,23 @@ impl Plan {
                 2 if stops => Fault::StopServer { server, lasts: around_ttl },
                 // A restart without data takes longer than a second: tokens
                 // start from the server's time.
-                3 if restarts && forgets => Fault::RestartServer {
+                3 if restarts && loses_data => Fault::RestartServer {
                     server,
                     lasts: short + Duration::from_secs(1),
-                    forgets: true,
+                    loses_data: true,
                 },
-                3 if restarts => Fault::RestartServer { server, lasts: short, forgets: false },
+                3 if restarts => Fault::RestartServer { server, lasts: short, loses_data: false },
                 _ => continue,
             };
             self.faults.push((at, fault));
         }
     }
 
-    fn plan_calm(&mut self) {
+    fn plan_end(&mut self) {
         let kills = self.faults.iter().any(|(_, fault)| matches!(fault, Fault::KillProcess { .. }));
-        let leaves_leases = kills || self.allows_ghosts();
+        let leaves_leases = kills || self.allows_late_grants();
         if leaves_leases {
-            self.ttl = self.ttl.min(Duration::from_secs(3)); // to see the end of them
+            self.ttl = self.ttl.min(Duration::from_secs(3)); // so that the run sees their end
         }
         let last_message = self.faulty_for + self.latest;
         let over = self
@@ -169,13 +169,13 @@ impl Plan {
             .map(|(at, fault)| *at + fault.lasts())
             .fold(last_message, Duration::max);
         let left = if leaves_leases { self.ttl.mul_f64(1.1) } else { Duration::from_millis(1_500) };
-        self.settled = over + left;
-        self.day_ends = self.settled + Duration::from_millis(4_500);
+        self.settled_at = over + left;
+        self.tasks_until = self.settled_at + Duration::from_millis(4_500);
     }
 
-    /// Whether a message may come later than the keeper reckons with, so that a
-    /// ghost lock may live for its ttl.
-    pub(super) fn allows_ghosts(&self) -> bool {
+    /// Whether a message may arrive later than the keeper expects, so that a lock may
+    /// be granted that nobody wants, and lasts for its ttl.
+    pub(super) fn allows_late_grants(&self) -> bool {
         self.duplicated > 0
     }
 }

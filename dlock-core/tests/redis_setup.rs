@@ -1,0 +1,303 @@
+//! Tests of connections to a Redis, of the checks of its settings, and of the rights
+//! that a user needs.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use dlock::backend::redis::{Credentials, FENCED_SET, Redis};
+use dlock::{Access, Dlock, ErrorKind, Fence, Token};
+use dlock_testkit::conformance::Suite;
+use dlock_testkit::redis::RedisServer;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+/// The rights that docs/redis.md names.
+const RIGHTS: &str = include_str!("../../docs/redis.acl");
+
+async fn works(client: &Dlock) {
+    let guard = client.mutex("works").lock().await.expect("the lock");
+    let waiting = tokio::spawn({
+        let lock = client.mutex("works").fair();
+        async move { lock.lock().await.map(|guard| guard.token()) }
+    });
+    let token = guard.token();
+    let _ = guard.release().await.expect("an answer");
+    assert!(waiting.await.expect("the task").expect("the lock") > token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_of_the_redis_crate_will_do() {
+    let Some(server) = RedisServer::start() else { return };
+    let given = redis::Client::open(server.url()).expect("a client");
+    let client = Dlock::builder().redis(given).namespace("own").connect().await.expect("a client");
+    works(&client).await;
+    assert_eq!(client.health().await.backend, "redis");
+    drop(client);
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_manager_will_do() {
+    let Some(mut server) = RedisServer::start() else { return };
+    let given = redis::Client::open(server.url()).expect("a client");
+    let manager = given.get_connection_manager().await.expect("a manager");
+    let builder = Dlock::builder().redis_manager(given, manager);
+    let client = builder.wait(Duration::from_secs(20)).connect().await.expect("a client");
+    works(&client).await;
+    assert_eq!(connections(&server), 2, "the manager's and one for notices");
+    server.kill();
+    server.restart();
+    works(&client).await;
+    drop(client);
+    server.assert_nothing_left().await;
+}
+
+fn connections(server: &RedisServer) -> usize {
+    let list = server.cli(&["CLIENT", "LIST"]);
+    list.lines().filter(|line| line.contains("cmd=") && !line.contains("cmd=client")).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_has_two_connections() {
+    let Some(server) = RedisServer::start() else { return };
+    let client = server.client();
+    let tasks: Vec<_> = (0..100)
+        .map(|n| {
+            let lock = client.mutex(format!("key-{}", n % 10));
+            tokio::spawn(async move { lock.lock().await.map(drop) })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("the task").expect("the lock");
+    }
+    assert_eq!(connections(&server), 2);
+    drop(client);
+    server.assert_nothing_left().await;
+}
+
+/// A single call is sent at once; concurrent calls are combined in one script call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_in_flight_are_combined() {
+    const TASKS: usize = 300;
+    let Some(server) = RedisServer::start() else { return };
+    let client = server.client();
+    let _ = client.mutex("first").lock().await.expect("the lock").release().await;
+    server.cli(&["SET", "dlock:2:{default:key-7}:q", "no list"]);
+    server.cli(&["HSET", "dlock:2:{default:key-9}:l", "no", "string"]);
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|n| {
+            let lock = client.mutex(format!("key-{n}"));
+            tokio::spawn(async move { lock.lock().await?.release().await })
+        })
+        .collect();
+    for (n, task) in tasks.into_iter().enumerate() {
+        match task.await.expect("the task") {
+            Err(error) if n == 9 => assert_eq!(error.kind(), ErrorKind::Config, "{error}"),
+            outcome => {
+                let _ = outcome.expect("one call's error is no other's");
+            }
+        }
+    }
+    let statistics = server.cli(&["INFO", "commandstats"]);
+    let runs = statistics.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    let runs: usize = runs.and_then(|it| it.split(',').next()?.parse().ok()).expect("runs");
+    println!("{} calls in {runs} runs", 2 * TASKS);
+    assert!(runs < TASKS, "{} calls in {runs} runs", 2 * TASKS);
+    server.cli(&["DEL", "dlock:2:{default:key-7}:q", "dlock:2:{default:key-9}:l"]);
+    drop(client);
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn credentials_may_change() {
+    let Some(server) = RedisServer::with(&["--requirepass", "first"]) else { return };
+    let file = server.directory().join("password");
+    std::fs::write(&file, "first\n").expect("a file");
+    let asked = Arc::new(AtomicUsize::new(0));
+    let provided = Dlock::builder().url(&server.url()).redis_credentials({
+        let (file, asked) = (file.clone(), asked.clone());
+        move || {
+            asked.fetch_add(1, Ordering::Relaxed);
+            let password = std::fs::read_to_string(&file).map(|text| text.trim().to_owned());
+            async move { password.map(|password| Credentials { user: None, password }) }
+        }
+    });
+    let provided = provided.wait(Duration::from_secs(20)).connect().await.expect("a client");
+    let read = Dlock::builder().url(&server.url()).password_file(&file);
+    let read = read.wait(Duration::from_secs(20)).connect().await.expect("a client");
+    works(&provided).await;
+    works(&read).await;
+    let before = asked.load(Ordering::Relaxed);
+    std::fs::write(&file, "second").expect("a file");
+    let cli = |arguments: &[&str]| server.cli(arguments);
+    cli(&["-a", "first", "CONFIG", "SET", "requirepass", "second"]);
+    cli(&["-a", "second", "CLIENT", "KILL", "TYPE", "normal"]);
+    cli(&["-a", "second", "CLIENT", "KILL", "TYPE", "pubsub"]);
+    works(&provided).await;
+    works(&read).await;
+    assert!(asked.load(Ordering::Relaxed) > before);
+    let wrong = Dlock::connect_lazy(&server.url().replace("redis://", "redis://:gone@"));
+    let error = wrong.expect("a client").mutex("a").lock().await.expect_err("denied");
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(!format!("{error} {error:?}").contains("gone"), "{error:?}");
+    drop((provided, read));
+    cli(&["-a", "second", "CONFIG", "SET", "requirepass", ""]);
+    server.assert_nothing_left().await;
+}
+
+/// A user with the documented rights and no others passes the whole suite.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_least_rights_suffice() {
+    let Some(server) = RedisServer::start() else { return };
+    let rights: Vec<&str> = RIGHTS.lines().filter(|line| !line.starts_with('#')).collect();
+    let rights = rights.join(" ");
+    let mut command = vec!["ACL", "SETUSER", "dlock", "reset", "on", ">secret"];
+    command.extend(rights.split_whitespace());
+    assert_eq!(server.cli(&command), "OK");
+    server.cli(&["ACL", "SETUSER", "dlock", "+client|setinfo"]); // unknown before 7.2
+    let url = server.url().replace("redis://", "redis://dlock:secret@");
+    let suite = Suite::new({
+        let url = url.clone();
+        move || Redis::new(&url, "default").expect("a backend")
+    });
+    suite.run().await;
+    let denied = server.cli(&["ACL", "LOG"]);
+    assert!(!denied.contains("dlock"), "{denied}");
+    // No more than that: another's keys are out of reach.
+    let mut outside = redis::Client::open(url).expect("a client");
+    let outside = redis::cmd("GET").arg("other").query::<Option<String>>(&mut outside);
+    assert_eq!(outside.expect_err("denied").code(), Some("NOPERM"));
+    drop(suite);
+    server.assert_nothing_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_evicts_is_refused() {
+    for policy in ["allkeys-lru", "volatile-ttl"] {
+        let Some(server) = RedisServer::with(&["--maxmemory-policy", policy]) else { return };
+        let error = Dlock::connect(&server.url()).await.expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Config);
+        let text = error.to_string();
+        assert!(text.contains(policy) && text.contains("eviction=warn"), "{text}");
+        let accepted = Dlock::connect(&format!("{}?eviction=warn", server.url())).await;
+        works(&accepted.expect("a client")).await;
+        // As soon as it is mended it is used.
+        let lazy = Dlock::builder().url(&server.url()).connect_lazy().expect("a client");
+        assert_eq!(lazy.mutex("a").lock().await.expect_err("refused").kind(), ErrorKind::Config);
+        server.cli(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+        let began = std::time::Instant::now();
+        while lazy.mutex("a").lock().await.is_err() {
+            assert!(began.elapsed() < Duration::from_secs(20));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        drop(lazy);
+        server.assert_nothing_left().await;
+    }
+}
+
+/// Certificates of a server and a client, signed by an authority of the test.
+struct Certificates {
+    directory: tempfile::TempDir,
+}
+
+impl Certificates {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let mut of_authority = rcgen::CertificateParams::new(vec![]).expect("parameters");
+        of_authority.distinguished_name.push(rcgen::DnType::CommonName, "authority");
+        of_authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority = of_authority.self_signed(&key).expect("an authority");
+        let certificates = Certificates { directory };
+        certificates.write("ca.pem", &authority.pem());
+        let issuer = rcgen::Issuer::new(of_authority, key);
+        for name in ["server", "client"] {
+            let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+            let mut parameters = rcgen::CertificateParams::new(names).expect("parameters");
+            parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
+            let key = rcgen::KeyPair::generate().expect("a key");
+            let signed = parameters.signed_by(&key, &issuer).expect("a certificate");
+            certificates.write(&format!("{name}.pem"), &signed.pem());
+            certificates.write(&format!("{name}.key"), &key.serialize_pem());
+        }
+        certificates
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.directory.path().join(name), text).expect("a file");
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.directory.path().join(name).display().to_string()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_with_an_authority_and_a_client_certificate_of_ones_own() {
+    let certificates = Certificates::new();
+    let path = |name: &str| certificates.path(name);
+    let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+    let port = port.expect("a free port").port().to_string();
+    let (served, its_key) = (path("server.pem"), path("server.key"));
+    let options = ["--tls-port", &port, "--tls-ca-cert-file", &ca, "--tls-cert-file", &served];
+    let options = [&options[..], &["--tls-key-file", &its_key]].concat();
+    let Some(server) = RedisServer::with(&options) else { return };
+    let url = format!("rediss://localhost:{port}");
+    let with = |options: &str| Dlock::connect_lazy(&format!("{url}?{options}"));
+    let client = with(&format!("tls_ca={ca}&tls_cert={cert}&tls_key={key}")).expect("a client");
+    works(&client).await;
+    // Another authority, no certificate, no TLS there at all, TLS where none was
+    // expected: refused in time, told why, and never plain.
+    let plain =
+        format!("rediss://localhost:{}?tls_ca={ca}&tls_cert={cert}&tls_key={key}", server.port());
+    for client in [
+        with(&format!("tls_cert={cert}&tls_key={key}")),
+        with(&format!("tls_ca={ca}")),
+        Dlock::connect_lazy(&plain),
+        Dlock::connect_lazy(&format!("redis://localhost:{port}")),
+    ] {
+        let lock = client.expect("a client").mutex("a").wait(Duration::from_secs(1));
+        let error = lock.lock().await.expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        println!("{error:?}");
+    }
+    let error = with(&format!("tls_cert={cert}")).expect_err("half");
+    assert!(error.to_string().contains("go together"), "{error}");
+    let error = with("tls_ca=/nowhere").expect_err("no file");
+    assert!(error.to_string().contains("/nowhere"), "{error}");
+    let error = Dlock::connect_lazy(&format!("{}?tls_ca={ca}", server.url())).expect_err("plain");
+    assert!(error.to_string().contains("rediss://"), "{error}");
+    drop(client);
+    server.assert_nothing_left().await;
+}
+
+/// The script decides as the in-process fence does, up to the highest token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fenced_writes_are_exact() {
+    let Some(server) = RedisServer::start() else { return };
+    let client = redis::Client::open(server.url()).expect("a client");
+    let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
+    let script = redis::Script::new(FENCED_SET);
+    let seed = rand::random::<u32>();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(u64::from(seed));
+    for round in 0..50 {
+        let highest: u64 = [20, 1_794_812_422_192_935, (1 << 53) - 1][round % 3];
+        let (value, register) = (format!("{{{round}}}"), format!("{{{round}}}:fence"));
+        let mut fence = Fence::default();
+        for step in 0..40 {
+            let token = Token::new(highest - random.random_range(0..20)).expect("a token");
+            let (access, letter) =
+                if random.random() { (Access::Exclusive, "x") } else { (Access::Shared, "s") };
+            let passes = fence.pass(access, token);
+            let mut invocation = script.key(&value);
+            invocation.key(&register).arg(letter).arg(token.get()).arg(step);
+            let written: bool = invocation.invoke_async(&mut connection).await.expect("an answer");
+            assert_eq!(written, passes, "{access:?} {token:?} in round {round}");
+        }
+    }
+}

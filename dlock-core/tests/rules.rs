@@ -1,0 +1,473 @@
+//! Tests of rules that neither the simulation nor the conformance suite
+//! covers: re-entry, bad input, names, scopes, observation.
+
+use std::cell::Cell;
+use std::future::Future as _;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dlock::backend::memory::Memory;
+use dlock::{
+    Config, Dlock, ErrorKind, Event, Key, ReleaseOutcome, State, assert_locked, global, key,
+    testing,
+};
+use dlock_testkit::History;
+use tokio::time::{sleep, timeout};
+
+// -- rule 15: re-entry ------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn nested_calls_go_through() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a");
+    let outer = lock.lock().await.unwrap();
+    let token = outer.token();
+    outer
+        .run(async {
+            let inner = lock.lock().await.unwrap();
+            assert_eq!(inner.token(), token, "the same grant");
+            inner
+                .run(async {
+                    let innermost = dlock.rwlock("a").read().lock().await.unwrap();
+                    assert_eq!(innermost.token(), token);
+                })
+                .await
+                .unwrap();
+            assert_eq!(inner.release().await.unwrap(), ReleaseOutcome::Released);
+            drop(lock.try_lock().await.unwrap().expect("free again inside"));
+        })
+        .await
+        .unwrap();
+    assert_eq!(outer.state(), State::Held, "inner guards give back nothing of the outer one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn siblings_in_a_join_exclude_each_other() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a");
+    let guard = lock.lock().await.unwrap();
+    let (inside, most) = (Cell::new(0), Cell::new(0));
+    let child = async || {
+        for _ in 0..5 {
+            let nested = lock.lock().await.unwrap();
+            inside.set(inside.get() + 1);
+            most.set(most.get().max(inside.get()));
+            sleep(Duration::from_millis(3)).await;
+            inside.set(inside.get() - 1);
+            drop(nested);
+        }
+    };
+    guard
+        .run(async {
+            tokio::join!(child(), child(), child());
+        })
+        .await
+        .unwrap();
+    assert_eq!(most.get(), 1, "siblings overlapped");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_task_waits_outside() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a").wait(Duration::from_millis(50));
+    let guard = lock.lock().await.unwrap();
+    guard
+        .run(async {
+            let lock = lock.clone();
+            let other = tokio::spawn(async move { lock.lock().await.map(drop) });
+            let error = other.await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+        })
+        .await
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_could_never_be_granted_is_refused_at_once() {
+    let dlock = testing::client();
+    let reading = dlock.rwlock("a").read().lock().await.unwrap();
+    reading
+        .run(async {
+            drop(dlock.rwlock("a").read().lock().await.unwrap());
+            let error = dlock.mutex("a").lock().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
+            assert!(error.to_string().contains("from the start"), "{error}");
+        })
+        .await
+        .unwrap();
+    let several = dlock.all_of(["m", "p"]).lock().await.unwrap();
+    several
+        .run(async {
+            drop(dlock.mutex("m").lock().await.unwrap());
+            drop(dlock.mutex("z").lock().await.unwrap());
+            for key in ["a2", "n"] {
+                let error = dlock.mutex(key).lock().await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::WouldDeadlock, "{key} comes before p");
+            }
+        })
+        .await
+        .unwrap();
+}
+
+/// A nested guard that outlives its frame keeps the lock from going to others.
+#[tokio::test(start_paused = true)]
+async fn a_nested_guard_keeps_the_lock() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a");
+    let outer = lock.lock().await.unwrap();
+    let nested = outer.run(async { lock.lock().await.unwrap() }).await.unwrap();
+    drop(outer);
+    assert!(lock.try_lock().await.unwrap().is_none());
+    assert_eq!(nested.state(), State::Held);
+    drop(nested);
+    assert!(lock.try_lock().await.unwrap().is_some());
+}
+
+/// A nested guard does not end the outer one by its `max_hold` or `release_after`, and
+/// the outer one cannot be downgraded meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_nested_guard_cannot_end_the_outer_one() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a").ttl(Duration::from_secs(3));
+    let outer = lock.lock().await.unwrap();
+    let brief = lock.clone().max_hold(Duration::from_secs(1));
+    let nested = outer.run(async { brief.lock().await.unwrap() }).await.unwrap();
+    nested.lost().await;
+    assert_eq!(outer.state(), State::Held);
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(outer.state(), State::Held, "still renewed");
+    let outer = outer.downgrade();
+    assert_eq!(outer.mode(), dlock::Mode::Exclusive, "something exclusive is nested in it");
+    drop(nested);
+    let nested = outer.run(async { lock.lock().await.unwrap() }).await.unwrap();
+    let error = nested.release_after(Duration::from_secs(60)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert_eq!(outer.state(), State::Held);
+    assert_eq!(outer.release().await.unwrap(), ReleaseOutcome::Released);
+    assert!(lock.try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested_tasks_hear_of_the_loss() {
+    testing::scope(async {
+        let dlock = global().unwrap();
+        let lock = dlock.mutex("a");
+        let outer = lock.lock().await.unwrap();
+        let nested = outer.run(async { lock.lock().await.unwrap() }).await.unwrap();
+        let waiting = outer.run(async { lock.lock().await });
+        let (waiting, ()) = tokio::join!(waiting, async {
+            sleep(Duration::from_millis(10)).await;
+            testing::force_lost("a").await.unwrap();
+        });
+        assert_eq!(waiting.unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(nested.state(), State::Lost);
+        assert_eq!(nested.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+    })
+    .await;
+}
+
+/// `all_of` inside one of its keys still locks in the order of the keys.
+#[tokio::test(start_paused = true)]
+async fn an_all_of_inside_one_of_its_keys_keeps_the_order() {
+    let dlock = testing::client();
+    let middle = dlock.mutex("m").lock().await.unwrap();
+    middle
+        .run(async {
+            let error = dlock.all_of(["a", "m"]).lock().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
+            assert_eq!(dlock.all_of(["m", "z"]).lock().await.unwrap().tokens().count(), 2);
+        })
+        .await
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_of_an_all_of_counts_when_all_are_held() {
+    let dlock = testing::client();
+    let busy = dlock.mutex("b").lock().await.unwrap();
+    let both = dlock.all_of(["a", "b"]).max_hold(Duration::from_millis(100));
+    let both = tokio::spawn(async move { both.lock().await.unwrap() });
+    sleep(Duration::from_millis(500)).await;
+    drop(busy);
+    let both = both.await.unwrap();
+    assert_eq!(both.state(), State::Held);
+    assert_eq!(both.valid_for(), Duration::from_millis(100));
+    sleep(Duration::from_millis(101)).await;
+    assert_eq!(both.state(), State::Lost);
+}
+
+/// A reader whose `max_hold` is over does not keep the lease when it is alone.
+#[tokio::test(start_paused = true)]
+async fn a_revoked_reader_does_not_keep_writers_out() {
+    let dlock = testing::client();
+    let read = dlock.rwlock("a").read().ttl(Duration::from_secs(1));
+    let revoked = read.clone().max_hold(Duration::from_millis(50)).lock().await.unwrap();
+    let other = read.lock().await.unwrap();
+    revoked.lost().await;
+    assert_eq!(other.state(), State::Held);
+    drop(other);
+    let writer = dlock.mutex("a").lock().await.expect("when the ttl is over");
+    assert_eq!(revoked.state(), State::Lost);
+    drop(writer);
+}
+
+// -- rule 16: shutdown ------------------------------------------------------
+
+/// `release_after` holds when the client is shut down.
+#[tokio::test(start_paused = true)]
+async fn shutdown_keeps_a_key_taken_that_is_to_stay_so() {
+    let store = Memory::new();
+    let client = || Dlock::builder().backend(store.another()).connect_lazy().expect("a client");
+    let (one, two) = (client(), client());
+    let hour = Duration::from_secs(3_600);
+    let guard = one.mutex("job").hold_at_least(hour).lock().await.expect("the lock");
+    assert_eq!(one.shutdown(Duration::from_millis(10)).await, 1);
+    assert_eq!(guard.state(), State::Lost);
+    drop(guard);
+    assert!(two.mutex("job").try_lock().await.expect("an answer").is_none());
+    tokio::time::advance(hour).await;
+    assert!(two.mutex("job").try_lock().await.expect("an answer").is_some());
+}
+
+/// A task that was given the lock and has not been polled since holds it too.
+#[tokio::test(start_paused = true)]
+async fn shutdown_waits_for_who_was_just_let_in() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a");
+    let guard = lock.lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move {
+            let guard = lock.lock().await.unwrap();
+            guard.run(sleep(Duration::from_secs(60))).await
+        }
+    });
+    sleep(Duration::from_millis(1)).await;
+    drop(guard); // the waiter is admitted, and not polled before shutdown starts
+    assert_eq!(dlock.shutdown(Duration::from_millis(100)).await, 0);
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Lost);
+}
+
+/// A body that runs during the grace time may still lock what it holds.
+#[tokio::test(start_paused = true)]
+async fn reentry_goes_on_during_the_grace() {
+    let dlock = testing::client();
+    let lock = dlock.mutex("a");
+    let guard = lock.lock().await.unwrap();
+    let (left, nested) = tokio::join!(dlock.shutdown(Duration::from_secs(5)), async {
+        sleep(Duration::from_secs(1)).await;
+        let nested = guard.run(async { lock.lock().await.map(drop) }).await.unwrap();
+        drop(guard);
+        nested
+    });
+    assert_eq!(left, 0);
+    nested.unwrap();
+}
+
+// -- rule 13 and bad input --------------------------------------------------
+
+#[tokio::test]
+async fn bad_input_is_a_typed_error() {
+    let dlock = testing::client();
+    let day = Duration::from_secs(86_400);
+    let invalid = [
+        dlock.mutex("").lock().await.unwrap_err(),
+        dlock.mutex("x".repeat(513)).lock().await.unwrap_err(),
+        dlock.mutex("a\u{7}b").lock().await.unwrap_err(),
+        dlock.mutex("a").ttl(Duration::ZERO).lock().await.unwrap_err(),
+        dlock.mutex("a").ttl(Duration::from_micros(999)).lock().await.unwrap_err(),
+        dlock.mutex("a").ttl(day + Duration::from_millis(1)).lock().await.unwrap_err(),
+        dlock.mutex("a").max_hold(Duration::ZERO).lock().await.unwrap_err(),
+        dlock.mutex("a").tag("name", "x".repeat(300)).lock().await.unwrap_err(),
+        dlock.semaphore("a", 3).permits(0).lock().await.unwrap_err(),
+        dlock.semaphore("a", 3).permits(4).lock().await.unwrap_err(),
+        dlock.semaphore("a", 0).permits(1).lock().await.unwrap_err(),
+        dlock.all_of(Vec::<String>::new()).lock().await.unwrap_err(),
+        dlock.all_of(["a", ""]).lock().await.unwrap_err(),
+        dlock.inspect("").await.unwrap_err(),
+        dlock.break_lock("a\nb").await.unwrap_err(),
+    ];
+    for error in invalid {
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().len() > 40, "it says what to change: {error}");
+    }
+    drop(dlock.mutex("x".repeat(512)).ttl(day).lock().await.unwrap());
+    drop(dlock.semaphore("a", u32::MAX).permits(u32::MAX).lock().await.unwrap());
+    for url in ["", "memory", "ftp://x", "memory://?x=1", "memory://u:p@x", "memory://x/y"] {
+        let error = Dlock::connect(url).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
+    }
+    let error = Dlock::builder().ttl(Duration::ZERO).connect_lazy().unwrap_err();
+    assert!(error.to_string().contains("`ttl`"), "{error}");
+    let huge = Duration::MAX;
+    let guard = dlock.mutex("huge").wait(huge).max_hold(huge).lock().await.unwrap();
+    assert_eq!(guard.state(), State::Held);
+}
+
+#[tokio::test]
+async fn values_of_keys_are_not_shown() {
+    let dlock = testing::client();
+    let email = "secret@example.org";
+    let guard = dlock.mutex(key!("user:{email}")).lock().await.unwrap();
+    let lock = dlock.mutex(key!("user:{email}")).wait(Duration::from_millis(1));
+    let error = lock.lock().await.unwrap_err();
+    let shown = format!("{guard:?} {lock:?} {error} {error:?}");
+    assert!(!shown.contains("secret"), "{shown}");
+    assert!(shown.contains("user:{email}"), "{shown}");
+    assert_eq!(error.key().map(Key::as_str), Some("user:secret@example.org"));
+}
+
+#[tokio::test]
+async fn namespaces_and_names_keep_stores_apart() {
+    let connect = |url: &'static str| Dlock::connect(url);
+    let one = connect("memory://apart?namespace=one").await.unwrap();
+    let same = connect("memory://apart?namespace=one").await.unwrap();
+    let two = connect("memory://apart?namespace=two").await.unwrap();
+    let named = connect("memory://elsewhere?namespace=one").await.unwrap();
+    let _guard = one.mutex("a").lock().await.unwrap();
+    assert!(same.mutex("a").try_lock().await.unwrap().is_none());
+    assert!(two.mutex("a").try_lock().await.unwrap().is_some());
+    assert!(named.mutex("a").try_lock().await.unwrap().is_some());
+}
+
+// -- clients and scopes -----------------------------------------------------
+
+#[tokio::test]
+async fn names_and_globals() {
+    let config: Config = serde_json::from_str(r#"{ "client_name": "api-1" }"#).unwrap();
+    let dlock = Dlock::builder().config(config).connect().await.unwrap();
+    assert_eq!(dlock.name(), "api-1");
+    let unnamed = Dlock::connect_lazy("memory://").unwrap();
+    assert!(unnamed.name().ends_with(&format!("-{}", std::process::id())), "{}", unnamed.name());
+    assert_eq!(global().unwrap_err().kind(), ErrorKind::NoClient);
+    dlock::init(dlock.clone()).unwrap();
+    assert_eq!(global().unwrap().name(), "api-1");
+    assert_eq!(dlock::init(dlock).unwrap_err().kind(), ErrorKind::Config);
+    testing::scope(async { assert_eq!(global().unwrap().name(), "test") }).await;
+}
+
+#[tokio::test]
+async fn scopes_do_not_share_locks() {
+    let one = testing::scope(async { global().unwrap().mutex("a").lock().await.unwrap() });
+    let two = testing::scope(async { global().unwrap().mutex("a").try_lock().await.unwrap() });
+    let (one, two) = tokio::join!(one, two);
+    assert!(two.is_some());
+    drop(one);
+    let error = testing::force_busy("a").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoClient);
+    testing::scope(async {
+        let error = testing::force_lost("nobody-holds-it").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn assert_locked_knows() {
+    testing::scope(async {
+        let dlock = global().unwrap();
+        let id = 7;
+        let guard = dlock.mutex(key!("order:{id}")).lock().await.unwrap();
+        assert_locked!(key!("order:{id}"));
+        guard.run(async { assert_locked!("order:7") }).await.unwrap();
+        drop(guard);
+        let panicked = std::panic::catch_unwind(|| assert_locked!("order:7"));
+        assert!(panicked.is_err());
+    })
+    .await;
+}
+
+// -- seeing it --------------------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn events_are_told() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let hear = told.clone();
+    let dlock = Dlock::builder()
+        .url("memory://events")
+        .ttl(Duration::from_secs(3))
+        .on_event(move |event| {
+            let name = match event {
+                Event::Acquired { token: Some(_), .. } => "acquired",
+                Event::Refused { .. } => "refused",
+                Event::Released { held, .. } if *held >= Duration::from_secs(4) => "released",
+                Event::Renewed { .. } => "renewed",
+                Event::Lost { .. } => "lost",
+                _ => "other",
+            };
+            hear.lock().unwrap().push(name);
+        })
+        .connect()
+        .await
+        .unwrap();
+    let guard = dlock.mutex("a").lock().await.unwrap();
+    assert!(dlock.mutex("a").try_lock().await.unwrap().is_none());
+    sleep(Duration::from_secs(4)).await;
+    drop(guard);
+    let told = told.lock().unwrap().clone();
+    assert_eq!(told.first(), Some(&"acquired"));
+    assert_eq!(told.last(), Some(&"released"));
+    assert!(told.contains(&"refused"));
+    assert!(told.iter().filter(|name| **name == "renewed").count() >= 3, "{told:?}");
+}
+
+/// Watching a guard from many tasks leaves nothing behind, and a panic in an event hook
+/// does no harm.
+#[tokio::test]
+async fn watchers_and_hooks_do_no_harm() {
+    struct Counted(std::sync::atomic::AtomicUsize);
+    impl std::task::Wake for Counted {
+        fn wake(self: Arc<Self>) {}
+    }
+    let dlock = Dlock::builder().url("memory://watched").on_event(|_| panic!("on purpose"));
+    let dlock = dlock.connect().await.unwrap();
+    let guard = dlock.mutex("a").lock().await.unwrap();
+    let counted = Arc::new(Counted(0.into()));
+    for _ in 0..100 {
+        let waker = Arc::new(Counted(0.into())).into();
+        let other = counted.clone().into();
+        let mut lost = Box::pin(guard.lost());
+        for waker in [&waker, &other] {
+            let mut context = std::task::Context::from_waker(waker);
+            assert!(lost.as_mut().poll(&mut context).is_pending());
+        }
+    }
+    assert_eq!(Arc::strong_count(&counted), 1, "no waker is kept");
+    assert_eq!(counted.0.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+}
+
+// -- rule 7: the last client ------------------------------------------------
+
+#[tokio::test(start_paused = true)]
+async fn waiting_is_unlimited_on_request_and_ten_seconds_else() {
+    let dlock = testing::client();
+    let guard = dlock.mutex("a").lock().await.unwrap();
+    let began = tokio::time::Instant::now();
+    assert_eq!(dlock.mutex("a").lock().await.unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(began.elapsed().as_secs(), 10);
+    let unlimited = dlock.mutex("a").wait_unlimited();
+    assert!(timeout(Duration::from_secs(86_400), unlimited.lock()).await.is_err());
+    drop(guard);
+    drop(unlimited.lock().await.unwrap());
+}
+
+#[tokio::test]
+async fn guards_are_owned_and_send() {
+    fn check<T: Send + 'static>(value: T) -> T {
+        value
+    }
+    let dlock = testing::client();
+    let history = Arc::new(History::default());
+    let guard = check(dlock.mutex("a").lock().await.unwrap());
+    let permits = check(dlock.semaphore("a", 1).permits(1).lock().await.unwrap());
+    let both = check(dlock.all_of(["b", "c"]).lock().await.unwrap());
+    let moved = history.clone();
+    tokio::spawn(async move {
+        drop(moved.enter(&guard));
+        drop((guard, permits, both));
+    })
+    .await
+    .unwrap();
+    history.assert_clean();
+}

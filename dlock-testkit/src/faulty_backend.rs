@@ -1,0 +1,151 @@
+//! A backend whose calls a test can make fail.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use dlock::backend::{AcquireOutcome, Claim, Release, RenewOutcome};
+use dlock::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
+use dlock::{Error, ErrorKind, Holder, Key, Operation, ReleaseOutcome, Result};
+
+/// What happens to the calls of a [`FaultyBackend`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultMode {
+    /// Calls arrive and are answered.
+    Healthy,
+    /// Calls fail with `Unavailable` and never arrive.
+    Unreachable,
+    /// Calls arrive, but their answers are lost: they fail with `Unknown`.
+    AnswersLost,
+    /// Calls neither succeed nor fail: they never return.
+    NoAnswer,
+}
+
+/// Sets the [`FaultMode`] of a [`FaultyBackend`] and counts its calls.
+#[derive(Clone, Debug)]
+pub struct FaultControl {
+    mode: Arc<Mutex<FaultMode>>,
+    calls: Arc<AtomicU64>,
+}
+
+impl FaultControl {
+    /// Changes what happens to calls from now on.
+    pub fn set(&self, mode: FaultMode) {
+        *self.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
+    }
+
+    fn get(&self) -> FaultMode {
+        *self.mode.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of calls so far.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+/// A wrapper of a backend that fails on demand.
+#[derive(Debug)]
+pub struct FaultyBackend<B> {
+    inner: B,
+    control: FaultControl,
+    /// With `Some` the backend claims to be remote, so that the client runs its
+    /// driver thread, and each call takes this long.
+    latency: Option<Duration>,
+}
+
+impl<B: Backend> FaultyBackend<B> {
+    /// Wraps a backend; the second value controls the faults.
+    pub fn new(inner: B) -> (Self, FaultControl) {
+        let control =
+            FaultControl { mode: Arc::new(Mutex::new(FaultMode::Healthy)), calls: Arc::default() };
+        (FaultyBackend { inner, control: control.clone(), latency: None }, control)
+    }
+
+    /// Wraps a backend as if it were on another machine, with this latency.
+    pub fn remote(inner: B, latency: Duration) -> (Self, FaultControl) {
+        let (faulty, control) = Self::new(inner);
+        (FaultyBackend { latency: Some(latency), ..faulty }, control)
+    }
+
+    fn call<'a, T: Send + Unpin + 'a>(
+        &'a self,
+        operation: Operation,
+        call: impl FnOnce() -> Call<'a, T> + Send + 'a,
+        failed: impl Fn(Error) -> T + Send + 'a,
+    ) -> Call<'a, T> {
+        self.control.calls.fetch_add(1, Ordering::Relaxed);
+        let error = move |kind| Error::new(kind, operation).saying("injected by the test");
+        let mode = self.control.get();
+        let latency = self.latency.or(self.inner.capabilities().remote.then_some(Duration::ZERO));
+        let Some(latency) = latency else {
+            return match mode {
+                FaultMode::Healthy => call(),
+                FaultMode::Unreachable => Call::answered(failed(error(ErrorKind::Unavailable))),
+                FaultMode::AnswersLost => {
+                    drop(call());
+                    Call::answered(failed(error(ErrorKind::Unknown)))
+                }
+                FaultMode::NoAnswer => Call::new(std::future::pending()),
+            };
+        };
+        Call::new(async move {
+            tokio::time::sleep(latency).await;
+            match mode {
+                FaultMode::Healthy => call().await,
+                FaultMode::Unreachable => failed(error(ErrorKind::Unavailable)),
+                FaultMode::AnswersLost => {
+                    call().await;
+                    failed(error(ErrorKind::Unknown))
+                }
+                FaultMode::NoAnswer => std::future::pending().await,
+            }
+        })
+    }
+}
+
+impl<B: Backend> Backend for FaultyBackend<B> {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner.capabilities();
+        capabilities.remote |= self.latency.is_some();
+        capabilities
+    }
+
+    fn open(&self, client: u64, listener: Weak<dyn Listener>) {
+        self.inner.open(client, listener);
+    }
+
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
+        self.call(Operation::Acquire, || self.inner.acquire(claim), Err)
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
+        let failed = |error: Error| leases.iter().map(|_| Err(error.clone())).collect();
+        self.call(Operation::Renew, || self.inner.renew(leases), failed)
+    }
+
+    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
+        self.call(Operation::Release, move || self.inner.release(lease, how), Err)
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
+        self.call(Operation::Inspect, || self.inner.inspect(key), Err)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>> {
+        self.call(Operation::List, || self.inner.list(prefix, cursor), Err)
+    }
+
+    fn break_lock<'a>(
+        &'a self,
+        key: &'a Key,
+        by: &'a Holder,
+        delay: Duration,
+    ) -> Call<'a, Result<usize>> {
+        self.call(Operation::Break, move || self.inner.break_lock(key, by, delay), Err)
+    }
+
+    fn ping(&self) -> Call<'_, Result<()>> {
+        self.call(Operation::Connect, || self.inner.ping(), Err)
+    }
+}
