@@ -88,6 +88,18 @@ impl<T> BatchQueue<T> {
         Ok(Some(Slot { queue: self.clone(), in_use: true }))
     }
 
+    /// A slot, if calls are pending and one is free: a sender that was lost to a panic
+    /// may have left them.
+    pub fn slot_for_pending(self: &Arc<Self>) -> Option<Slot<T>> {
+        let mut state = self.state.lock();
+        let pending = !state.high.is_empty() || !state.normal.is_empty();
+        if !pending || state.in_flight >= self.limits.in_flight {
+            return None;
+        }
+        state.in_flight += 1;
+        Some(Slot { queue: self.clone(), in_use: true })
+    }
+
     /// Takes out everything that is pending.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.state.lock();

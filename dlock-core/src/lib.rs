@@ -53,6 +53,11 @@
 #[allow(unused_extern_crates, reason = "expanded macros name the crate `dlock`, also inside it")]
 extern crate self as dlock;
 
+#[cfg(not(unix))]
+compile_error!(
+    "dlock builds on Unix only (Linux, macOS, BSD): it needs a clock that counts suspended time"
+);
+
 mod attribute;
 #[cfg(feature = "axum")]
 mod axum;

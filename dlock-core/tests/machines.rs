@@ -38,7 +38,7 @@ struct Process {
 impl Process {
     fn new() -> Self {
         let handover = HandoverLimits { count: 2, time: ms(1_000) };
-        let limits = Limits { handover, waiters: 10 };
+        let limits = Limits { handover, waiters: 10, attempt: ms(1_000) };
         let machine = Engine::new(limits, [7; 32], PlantedBug::default());
         Process { machine, calls: Vec::new(), woken: Vec::new(), lost: Vec::new() }
     }

@@ -31,7 +31,7 @@ struct RandomRun {
 impl RandomRun {
     fn new(seed: u64) -> Self {
         let handover = HandoverLimits { count: 3, time: Duration::from_millis(50) };
-        let limits = Limits { handover, waiters: 6 };
+        let limits = Limits { handover, waiters: 6, attempt: Duration::from_secs(1) };
         let holder =
             Holder { client: 1, name: "one".into(), host: "here".into(), pid: 1, tags: vec![] };
         RandomRun {

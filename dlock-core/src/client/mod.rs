@@ -20,17 +20,21 @@ use crate::extension::{ClientExtension, ExtensionMap};
 use crate::key::IntoKey;
 use crate::primitives::{Lock, MultiLock, Mutex, RwLock, Semaphore};
 
-/// How long `shutdown` waits for guards to be dropped after it revoked them.
-const REVOKED_GUARD_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long before the end of its grace `shutdown` tells guards that they are lost, at
+/// most; else a quarter of the grace.
+const MAX_REVOKED_TIME: Duration = Duration::from_secs(1);
+/// How long `shutdown` waits for releases to be answered beyond its grace.
+const MAX_FLUSH_TIME: Duration = Duration::from_millis(100);
 /// The first pause between two looks of `shutdown`; it doubles up to the maximum.
 const FIRST_SHUTDOWN_PAUSE: Duration = Duration::from_millis(1);
 const MAX_SHUTDOWN_PAUSE: Duration = Duration::from_millis(20);
 
 /// A client of a lock backend. Cheap to clone; clones share everything.
 ///
-/// When the last clone and the last guard are gone, releases that were not sent
-/// yet are tried for 100 ms more in the background. To be sure that they were sent
-/// before the process exits, await [`Dlock::shutdown`].
+/// When the last clone and the last guard are dropped, that drop waits up to 100 ms for
+/// releases that were not answered yet, since the process may be about to end. A client
+/// given to [`init`] is never dropped: await [`Dlock::shutdown`] before `main` ends or
+/// `std::process::exit` is called.
 #[derive(Clone, Debug)]
 pub struct Dlock {
     handle: Arc<Handle>,
@@ -295,11 +299,16 @@ impl Dlock {
 
     /// Shuts the client down and returns how many guards are still held.
     ///
-    /// New requests are refused from now on. It waits up to `grace` for the guards
-    /// that exist; then it tells the remaining ones that they are lost, so that
-    /// work under [`run`](crate::Guard::run) stops. A lock whose guard is not
-    /// dropped within one more second is not released but expires with its ttl:
-    /// its work may still be running, and a release would let somebody else in.
+    /// New requests are refused from now on. It waits for the guards that exist, up to
+    /// `grace`. Shortly before the end of it (a quarter of it, a second at most) it
+    /// tells the remaining ones that they are lost, so that work under
+    /// [`run`](crate::Guard::run) stops. A lock whose guard is not dropped when the
+    /// grace is over is not released but expires with its ttl: its work may still be
+    /// running, and a release would let somebody else in. Releases that are not
+    /// answered yet then are waited for another 100 ms at most.
+    ///
+    /// The number is 0 if every lock was given back. Each guard that it counts keeps its
+    /// lock until its ttl is over.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -317,9 +326,10 @@ impl Dlock {
     pub async fn shutdown(&self, grace: Duration) -> usize {
         let core = &self.handle.core;
         core.step_all(|machine, now, actions| machine.close(now, actions));
-        if !self.all_guards_dropped(grace).await {
+        let told_before_end = (grace / 4).min(MAX_REVOKED_TIME);
+        if !self.all_guards_dropped(grace - told_before_end).await {
             core.step_all(|machine, _, actions| machine.revoke_all(actions));
-            self.all_guards_dropped(REVOKED_GUARD_TIMEOUT).await;
+            self.all_guards_dropped(told_before_end).await;
         }
         self.flush().await;
         self.held_count()
@@ -343,10 +353,10 @@ impl Dlock {
         tokio::time::timeout(timeout, dropped).await.is_ok()
     }
 
-    /// Waits until every release was answered, at most for `call_timeout`.
+    /// Waits until every release was answered, for a short time.
     async fn flush(&self) {
         let core = &self.handle.core;
-        let until = core.now() + self.handle.config.call_timeout;
+        let until = core.now() + MAX_FLUSH_TIME;
         while !core.owes_nothing() && core.now() < until {
             tokio::time::sleep(FIRST_SHUTDOWN_PAUSE).await;
         }

@@ -41,6 +41,8 @@ const DEFAULT_MAX_HANDOVERS: u32 = 64;
 const DEFAULT_MAX_HANDOVER_TIME: Duration = Duration::from_millis(5);
 /// A notice takes some milliseconds; this leaves room for a slow network.
 const DEFAULT_BREAK_DELAY: Duration = Duration::from_millis(500);
+/// How long `try_lock` waits for the backend's answer at most.
+const MAX_ATTEMPT: Duration = Duration::from_secs(1);
 const DEFAULT_MAX_WAITERS: usize = 10_000;
 
 /// The options of a client.
@@ -166,6 +168,7 @@ impl Config {
         Limits {
             handover: HandoverLimits { count: self.max_handovers, time: self.max_handover_time },
             waiters: self.max_waiters,
+            attempt: self.call_timeout.min(MAX_ATTEMPT),
         }
     }
 }

@@ -4,18 +4,23 @@
 //! batches, from a [`BatchQueue`]. Other backends get each call by itself, except
 //! renewals, which have a call for many.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Core;
 use crate::backend::Backend;
 use crate::batch_queue::{BatchLimits, BatchQueue, Full, Priority, Slot};
-use crate::claim::{Answer, Claim, Request};
+use crate::claim::{Answer, Claim, Mode, Request};
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::machine::CallId;
 
 /// How many batches are in flight: one is worked on by the backend while the next is
 /// on its way.
 const IN_FLIGHT: usize = 2;
+/// No call is given up earlier than this, however short its lease.
+const SHORTEST_CALL: Duration = Duration::from_millis(10);
 /// How many calls may wait to be sent.
 const PENDING: usize = 100_000;
 
@@ -24,6 +29,8 @@ pub(super) struct PendingCall {
     shard: usize,
     call: CallId,
     request: Request,
+    /// When it must have been answered.
+    deadline: Moment,
 }
 
 pub(super) type PendingCalls = Arc<BatchQueue<PendingCall>>;
@@ -40,26 +47,48 @@ impl Core {
     pub(super) fn send(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
         let Some(queue) = &self.pending_calls else { return self.send_one_by_one(shard, calls) };
         for (call, request) in calls {
+            let (deadline, weight) = (self.deadline_of(&request), weight_of(&request));
             let priority = match request {
                 Request::Acquire(_) => Priority::Normal,
                 Request::Renew(_) | Request::Release(..) => Priority::High,
             };
-            match queue.push(PendingCall { shard, call, request }, 1, priority) {
+            let pending = PendingCall { shard, call, request, deadline };
+            match queue.push(pending, weight, priority) {
                 Ok(None) => {}
                 Ok(Some(slot)) => {
                     if self.spawn(send_batches(self.clone(), slot)).is_err() {
-                        for PendingCall { shard, call, request } in queue.drain() {
+                        for PendingCall { shard, call, request, .. } in queue.drain() {
                             self.fail(shard, call, &request);
                         }
                     }
                 }
-                Err(Full(PendingCall { shard, call, request })) => {
+                Err(Full(PendingCall { shard, call, request, .. })) => {
                     let full = Error::new(ErrorKind::Overloaded, request.operation()).saying(
                         format!("{PENDING} calls wait to be sent to the backend; shed load"),
                     );
                     self.answered(shard, call, request.failed(full));
                 }
             }
+        }
+    }
+
+    /// When a call must have been answered, counted from now: a renewal in time for
+    /// another try before its lease ends.
+    fn deadline_of(&self, request: &Request) -> Moment {
+        let ttl = request.claim().ttl;
+        let timeout = match request {
+            Request::Renew(_) => ttl * 3 / 10,
+            Request::Acquire(_) => ttl,
+            Request::Release(..) => self.call_timeout,
+        };
+        self.now() + timeout.clamp(SHORTEST_CALL, self.call_timeout.max(SHORTEST_CALL))
+    }
+
+    /// Sends what is pending, after a sender was lost to a panic.
+    pub(super) fn resume_sending(self: &Arc<Self>) {
+        let slot = self.pending_calls.as_ref().and_then(BatchQueue::slot_for_pending);
+        if let Some(slot) = slot {
+            let _ = self.spawn(send_batches(self.clone(), slot));
         }
     }
 
@@ -94,18 +123,58 @@ impl Core {
     }
 }
 
+/// How much of the server's time a call takes, compared with that of an exclusive lock
+/// that nobody else wants.
+fn weight_of(request: &Request) -> usize {
+    match request.claim().mode {
+        Mode::Exclusive => 1,
+        Mode::Shared | Mode::Permits { .. } => 3,
+    }
+}
+
 async fn send_batches(core: Arc<Core>, mut slot: Slot<PendingCall>) {
     let mut batch = Vec::new();
     while slot.next_batch(&mut batch) {
-        let (calls, requests): (Vec<_>, Vec<_>) = batch
-            .drain(..)
-            .map(|PendingCall { shard, call, request }| ((shard, call), request))
-            .unzip();
-        let made = tokio::time::timeout(core.call_timeout, core.backend.combined(&requests)).await;
-        let mut answers = made.unwrap_or_default().into_iter();
-        for ((shard, call), request) in calls.into_iter().zip(requests) {
+        let now = core.now();
+        let (late, batch): (Vec<_>, Vec<_>) =
+            batch.drain(..).partition(|pending| pending.deadline <= now);
+        for PendingCall { shard, call, request, .. } in late {
+            let late = Error::new(ErrorKind::Unavailable, request.operation())
+                .saying("the backend answered too slowly, so the call was not sent in time");
+            core.answered(shard, call, request.failed(late));
+        }
+        let Some(deadline) = batch.iter().map(|pending| pending.deadline).min() else { continue };
+        let mut unanswered = Unanswered { core: &core, calls: batch.iter().map(to).collect() };
+        let requests: Vec<_> = batch.into_iter().map(|pending| pending.request).collect();
+        let made = tokio::time::timeout(deadline.since(now), core.backend.combined(&requests));
+        let mut answers = made.await.unwrap_or_default().into_iter();
+        for request in requests {
+            let Some((shard, call, _)) = unanswered.calls.pop_front() else { break };
             let answer = answers.next().unwrap_or_else(|| request.unanswered());
             core.answered(shard, call, answer);
+        }
+    }
+}
+
+fn to(pending: &PendingCall) -> (usize, CallId, Request) {
+    (pending.shard, pending.call, pending.request.clone())
+}
+
+/// Calls that were sent. Those that are still here when it is dropped, by a panic, are
+/// answered as unknown, so that no claim waits for ever; and what is pending is sent.
+struct Unanswered<'a> {
+    core: &'a Arc<Core>,
+    calls: VecDeque<(usize, CallId, Request)>,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        let panicked = !self.calls.is_empty();
+        for (shard, call, request) in self.calls.drain(..) {
+            self.core.answered(shard, call, request.unanswered());
+        }
+        if panicked {
+            self.core.resume_sending();
         }
     }
 }

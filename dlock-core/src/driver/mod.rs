@@ -14,13 +14,15 @@
 //! test can pause the time. Should that runtime end first, a thread takes over.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
+use std::thread::ThreadId;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rand::RngExt as _;
 use smallvec::SmallVec;
 use tokio::sync::Notify;
@@ -32,7 +34,8 @@ use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 use crate::machine::{Action, Actions, CallId, Engine, Limits, Ticket};
-use crate::observe::{Event, Observer};
+use crate::observe::Observer;
+use crate::observe::dispatch::{Dispatcher, DriverEvent};
 use crate::planted_bug::PlantedBug;
 
 mod calls;
@@ -66,6 +69,18 @@ pub(crate) struct Core {
     pending_calls: Option<calls::PendingCalls>,
     timer: Timer,
     pub(crate) observer: Observer,
+    events: Dispatcher,
+    /// The process that made it: a child after `fork` has no driver.
+    process: u32,
+    driver: DriverState,
+}
+
+/// Whether the driver's thread is at work.
+#[derive(Default)]
+struct DriverState {
+    thread: OnceLock<ThreadId>,
+    ended: Mutex<bool>,
+    changed: Condvar,
 }
 
 /// A future for the driver's runtime.
@@ -112,12 +127,15 @@ impl Core {
             pending_calls,
             timer: Timer { rings: AtomicU64::new(u64::MAX), ..Timer::default() },
             observer,
+            events: Dispatcher::default(),
+            process: std::process::id(),
+            driver: DriverState::default(),
         });
         let listener: Arc<dyn Listener> = core.listener.clone();
         core.backend.open(client, Arc::downgrade(&listener));
         if let Some(receiver) = receiver {
             core.timer.running.store(true, Ordering::Release);
-            on_own_thread(drive(core.clone(), receiver))?;
+            start_driver(core.clone(), receiver)?;
         }
         Ok(core)
     }
@@ -197,16 +215,25 @@ impl Core {
         for action in actions {
             match action {
                 Action::Wake(_) | Action::Call(..) => {}
-                Action::Renewed(key) => self.observer.tell(&Event::Renewed { key: &key }),
-                Action::Uncertain(key, error) => {
-                    self.observer.tell(&Event::Uncertain { key: &key, error: &error });
+                Action::Renewed(key) => {
+                    if self.observer.wants_renewals() {
+                        self.tell(DriverEvent::Renewed(key));
+                    }
                 }
-                Action::Lost(key, reason) => {
-                    self.observer.tell(&Event::Lost { key: &key, reason: &reason });
-                }
+                Action::Uncertain(key, error) => self.tell(DriverEvent::Uncertain(key, error)),
+                Action::Lost(key, reason) => self.tell(DriverEvent::Lost(key, reason)),
             }
         }
         result
+    }
+
+    /// Tells what happened to a lease. On the driver's thread that is left to another one.
+    fn tell(&self, event: DriverEvent) {
+        if self.jobs.is_some() {
+            self.events.send(&self.observer, event);
+        } else {
+            event.deliver(&self.observer);
+        }
     }
 
     pub(crate) fn step_all(
@@ -273,10 +300,23 @@ impl Core {
         self.ask(Operation::Connect, async move { backend.ping().await }).await
     }
 
-    /// Nobody uses the client any more.
+    /// Nobody uses the client any more. Releases that are owed are waited for, since the
+    /// process may be about to end, but for 100 ms at most.
     pub(crate) fn close(&self) {
         self.timer.closed.store(true, Ordering::Release);
         self.timer.changed.notify_one();
+        let on_driver = self.driver.thread.get() == Some(&std::thread::current().id());
+        if self.jobs.is_none() || on_driver || self.is_in_child() || self.owes_nothing() {
+            return;
+        }
+        let mut ended = self.driver.ended.lock();
+        let until = std::time::Instant::now() + FLUSH;
+        while !*ended && !self.driver.changed.wait_until(&mut ended, until).timed_out() {}
+    }
+
+    /// Whether this is a child of the process that made the client.
+    pub(crate) fn is_in_child(&self) -> bool {
+        self.jobs.is_some() && std::process::id() != self.process
     }
 
     fn ring_at(self: &Arc<Self>, due: Moment) {
@@ -369,8 +409,25 @@ async fn wait_for(core: &Core, pause: Option<Duration>) {
     }
 }
 
+/// Starts the thread of a remote backend's driver. Should the driver panic, it starts
+/// again: the machines and the connections are still there.
+fn start_driver(core: Arc<Core>, mut jobs: UnboundedReceiver<Job>) -> Result<()> {
+    let runtime = runtime()?;
+    let run = move || {
+        let _ = core.driver.thread.set(std::thread::current().id());
+        let mut drive = || runtime.block_on(drive(&core, &mut jobs));
+        while std::panic::catch_unwind(AssertUnwindSafe(&mut drive)).is_err() {
+            core.resume_sending();
+        }
+        *core.driver.ended.lock() = true;
+        core.driver.changed.notify_all();
+    };
+    std::thread::Builder::new().name("dlock".into()).spawn(run).map_err(no_thread)?;
+    Ok(())
+}
+
 /// The driver of a remote backend.
-async fn drive(core: Arc<Core>, mut jobs: UnboundedReceiver<Job>) {
+async fn drive(core: &Arc<Core>, jobs: &mut UnboundedReceiver<Job>) {
     let mut flush_until = None;
     loop {
         let mut pause = core.tick_and_set();
@@ -388,27 +445,29 @@ async fn drive(core: Arc<Core>, mut jobs: UnboundedReceiver<Job>) {
                 let Some(job) = job else { return };
                 tokio::spawn(job);
             }
-            () = wait_for(&core, pause) => {}
+            () = wait_for(core, pause) => {}
         }
     }
 }
 
+fn no_thread(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, Operation::Connect)
+        .saying("could not start the driver's thread")
+        .because(error)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().thread_name("dlock").build().map_err(no_thread)
+}
+
 fn on_own_thread(task: impl Future<Output = ()> + Send + 'static) -> Result<()> {
-    let fault = |error: std::io::Error| {
-        Error::new(ErrorKind::Unavailable, Operation::Connect)
-            .saying("could not start the driver's thread")
-            .because(error)
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .thread_name("dlock")
-        .build()
-        .map_err(fault)?;
+    let runtime = runtime()?;
     let task: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(task);
     std::thread::Builder::new()
         .name("dlock".into())
         .spawn(move || runtime.block_on(task))
-        .map_err(fault)?;
+        .map_err(no_thread)?;
     Ok(())
 }
 

@@ -61,6 +61,8 @@ pub struct Limits {
     pub handover: HandoverLimits,
     /// How many tasks may wait for one key.
     pub waiters: usize,
+    /// How long a task that does not want to wait is kept waiting for an answer.
+    pub attempt: Duration,
 }
 
 /// What a task asks for.

@@ -21,6 +21,7 @@
 //! [`Key::label`](crate::Key::label). The label `lock` of the metrics is the template
 //! or the name, else `unnamed`.
 
+pub(crate) mod dispatch;
 #[cfg(feature = "metrics")]
 mod metrics;
 
@@ -102,18 +103,45 @@ impl Observer {
         Observer { hook }
     }
 
+    /// Logs, metrics and the hook are other people's code, which runs in the task, in a
+    /// drop or on the thread of the events: a panic of theirs must not end any of these.
     pub(crate) fn tell(&self, event: &Event<'_>) {
-        trace(event);
+        guarded(|| trace(event));
         #[cfg(feature = "metrics")]
-        metrics::record(event);
+        guarded(|| metrics::record(event));
         if let Some(hook) = &self.hook {
-            // The hook is the user's code and runs on the driver's thread or in a drop.
-            // Its panic must end neither.
-            let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hook(event)));
-            if called.is_err() {
-                tracing::error!(target: "dlock::lock", "the on_event hook panicked");
-            }
+            guarded(|| hook(event));
         }
+    }
+
+    /// Events were dropped because they could not be delivered fast enough.
+    fn tell_dropped(&self, count: usize) {
+        guarded(|| {
+            tracing::warn!(
+                target: "dlock::lease",
+                count,
+                "events were dropped: a subscriber, a recorder or the hook is too slow"
+            );
+        });
+    }
+
+    /// Whether anybody wants to know of each renewal.
+    pub(crate) fn wants_renewals(&self) -> bool {
+        self.hook.is_some()
+            || cfg!(feature = "metrics")
+            || tracing::level_filters::LevelFilter::current() >= tracing::Level::TRACE
+    }
+}
+
+fn guarded(tell: impl FnOnce()) {
+    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(tell));
+    if told.is_err() {
+        let _ = std::panic::catch_unwind(|| {
+            tracing::error!(
+                target: "dlock::lock",
+                "a tracing subscriber, a metrics recorder or the on_event hook panicked"
+            );
+        });
     }
 }
 

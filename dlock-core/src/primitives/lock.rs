@@ -169,6 +169,11 @@ impl<G: LockGuard> Lock<G> {
         until: Option<Moment>,
     ) -> Result<Result<G, Error>> {
         self.options.check(key)?;
+        if self.handle.core.is_in_child() {
+            return Err(Error::new(ErrorKind::Unavailable, Operation::Acquire).on(key).saying(
+                "this client was made before fork() and has no driver here; make one in the child",
+            ));
+        }
         if self.options.fair && !self.handle.is_fifo() {
             return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire)
                 .on(key)

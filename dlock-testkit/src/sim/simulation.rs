@@ -303,6 +303,7 @@ impl Simulation {
         let limits = Limits {
             handover: HandoverLimits { count: self.plan.handovers, time: self.plan.handover_time },
             waiters: 100,
+            attempt: Duration::from_secs(1),
         };
         let machines = (0..self.plan.servers)
             .map(|_| Engine::new(limits, self.random.random(), self.planted))

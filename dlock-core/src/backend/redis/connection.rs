@@ -27,7 +27,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 /// How long reaching the server may take at most, greeting included.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// A call given up earlier than this says nothing about the connection.
-const SILENCE: Duration = Duration::from_millis(300);
+const SILENCE: Duration = Duration::from_millis(100);
 
 /// A way to one server.
 pub(super) struct Link {
@@ -111,11 +111,13 @@ impl Link {
     }
 
     fn checked(&self, live: &Arc<Live>, operation: Operation, answer: Value) -> Result<Value> {
-        let Value::ServerError(error) = answer else { return Ok(answer) };
-        if error.kind() == Some(ServerErrorKind::ReadOnly) {
-            self.end(live); // by the same name there may be another server by now
+        if errors::is_not_primary(&answer) {
+            self.end(live); // another server may answer at the same address by now
         }
-        Err(errors::refused(operation, &error))
+        match answer {
+            Value::ServerError(error) => Err(errors::refused(operation, &error)),
+            answer => Ok(answer),
+        }
     }
 
     async fn send(&self, live: &Arc<Live>, operation: Operation, command: &Cmd) -> Result<Value> {

@@ -2,7 +2,7 @@
 //!
 //! Texts from the server are told only where they cannot hold anything of ours.
 
-use redis::{RedisError, ServerError};
+use redis::{RedisError, ServerError, Value};
 
 use crate::error::{Error, ErrorKind, Operation};
 
@@ -41,6 +41,32 @@ pub(super) fn unanswered(operation: Operation, error: &RedisError) -> Error {
 /// The server's refusal of a request.
 pub(super) fn refused(operation: Operation, error: &ServerError) -> Error {
     refusal(operation, error.code(), error.details().unwrap_or_default())
+}
+
+/// Whether an answer, or one of the answers in it, comes from a server that is not the
+/// primary any more. It keeps its connections, so they must be left.
+pub(super) fn is_not_primary(answer: &Value) -> bool {
+    match answer {
+        Value::ServerError(error) => {
+            let details = error.details().unwrap_or_default();
+            NOT_PRIMARY.iter().any(|code| error.code() == *code || is_in(details, code))
+        }
+        Value::Array(answers) => answers.iter().any(is_not_primary),
+        _ => false,
+    }
+}
+
+const NOT_PRIMARY: [&str; 2] = ["READONLY", "MASTERDOWN"];
+
+/// Whether a code is in the text of an error: before version 7 a script's error hides
+/// it there.
+fn is_in(details: &str, code: &str) -> bool {
+    details.split(' ').any(|word| word.trim_matches(['-', '.']) == code)
+}
+
+/// The server answers, but is a replica.
+pub(super) fn replica() -> Error {
+    refusal(Operation::Connect, "READONLY", "")
 }
 
 /// An answer that the scripts never give.
@@ -118,12 +144,7 @@ fn refusal(operation: Operation, code: &str, details: &str) -> Error {
     let known = FAULTS
         .iter()
         .find(|(known, ..)| code == *known)
-        // Before version 7 a script's error hides the code in its text.
-        .or_else(|| {
-            FAULTS.iter().find(|(known, ..)| {
-                details.split(' ').any(|word| word.trim_matches(['-', '.']) == *known)
-            })
-        });
+        .or_else(|| FAULTS.iter().find(|(known, ..)| is_in(details, known)));
     if let Some((_, kind, words)) = known {
         return Error::new(*kind, operation).saying(*words);
     }

@@ -186,7 +186,15 @@ impl Redis {
     async fn make(&self, requests: &[Request]) -> Vec<Answer> {
         match self.run(requests).await {
             Ok(answers) => {
-                requests.iter().zip(answers).map(|(request, it)| read(request, it)).collect()
+                let answers: Vec<Answer> =
+                    requests.iter().zip(answers).map(|(request, it)| read(request, it)).collect();
+                let is_queued = |answer: &Answer| {
+                    matches!(answer, Answer::Acquire(Ok(AcquireOutcome::Queued { .. })))
+                };
+                if answers.iter().any(is_queued) {
+                    self.notices.set_waiting();
+                }
+                answers
             }
             Err(error) => requests
                 .iter()

@@ -4,8 +4,9 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_core::Stream as _;
 use parking_lot::Mutex;
@@ -22,8 +23,11 @@ use crate::error::{Operation, Result};
 
 /// How long a first claim waits for the subscription.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How often the server is asked whether it is still there, and how long it has.
-const CHECK: Duration = Duration::from_secs(10);
+/// How often the server is asked whether it is still there while somebody waits for a
+/// lock, and how long it has for the answer.
+const PROBE: Duration = Duration::from_secs(1);
+/// The same while nobody waits, as a multiple of that.
+const IDLE_PROBES: u32 = 10;
 
 /// What a client hears.
 pub(super) struct Notices {
@@ -31,6 +35,8 @@ pub(super) struct Notices {
     names: Names,
     phase: watch::Sender<Phase>,
     task: Mutex<Option<JoinHandle<()>>>,
+    /// Whether a claim was queued since the last probe.
+    waiting: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +49,12 @@ enum Phase {
 impl Notices {
     pub(super) fn new(channel: String, names: Names) -> Self {
         let (phase, task) = (watch::Sender::new(Phase::First), Mutex::new(None));
-        Notices { channel, names, phase, task }
+        Notices { channel, names, phase, task, waiting: Arc::default() }
+    }
+
+    /// A claim was queued, or is still: its notice must not be missed.
+    pub(super) fn set_waiting(&self) {
+        self.waiting.store(true, Ordering::Relaxed);
     }
 
     /// Subscribes when called first. Waits for that, so that what happens to the
@@ -61,6 +72,7 @@ impl Notices {
                     channel: self.channel.clone(),
                     names: self.names.clone(),
                     phase: self.phase.clone(),
+                    waiting: self.waiting.clone(),
                 };
                 *task = Some(tokio::spawn(listening.run()));
             }
@@ -85,6 +97,7 @@ struct Listening {
     channel: String,
     names: Names,
     phase: watch::Sender<Phase>,
+    waiting: Arc<AtomicBool>,
 }
 
 impl Listening {
@@ -97,7 +110,12 @@ impl Listening {
                 Ok(Ok((sink, stream))) => {
                     failures = 0;
                     self.phase.send_replace(Phase::Listening);
+                    let since = Instant::now();
                     self.hear(sink, stream).await;
+                    self.phase.send_replace(Phase::Deaf);
+                    if since.elapsed() > PROBE {
+                        continue; // at once: it was good until now
+                    }
                 }
                 failed => {
                     let why = match failed {
@@ -126,8 +144,9 @@ impl Listening {
 
     /// Passes notices on until the connection ends or goes silent.
     async fn hear(&self, mut sink: PubSubSink, mut stream: PubSubStream) {
-        let mut check = tokio::time::interval(CHECK);
-        check.reset();
+        let mut probe = tokio::time::interval(PROBE);
+        probe.reset();
+        let mut idle = 0;
         loop {
             tokio::select! {
                 message = next(&mut stream) => {
@@ -138,8 +157,13 @@ impl Listening {
                         listener.notice(&key, owner, notice);
                     }
                 }
-                _ = check.tick() => {
-                    let asked = tokio::time::timeout(CONNECT_TIMEOUT, sink.ping::<redis::Value>());
+                _ = probe.tick() => {
+                    idle += 1;
+                    if !self.waiting.swap(false, Ordering::Relaxed) && idle < IDLE_PROBES {
+                        continue;
+                    }
+                    idle = 0;
+                    let asked = tokio::time::timeout(PROBE, sink.ping::<redis::Value>());
                     if !matches!(asked.await, Ok(Ok(_))) {
                         return;
                     }

@@ -1,4 +1,4 @@
-//! What a server must be before locks are kept in it.
+//! What a server must be before locks are kept in it: new enough, and a primary.
 //!
 //! The first connection is refused to a server that could throw locks out of its
 //! memory, unless the user said that a warning will do; later ones only warn,
@@ -15,14 +15,16 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 const OLDEST: (u32, u32) = (6, 2);
 
 pub(super) async fn check(connection: &Connection, eviction: Eviction, first: bool) -> Result<()> {
-    let Some(server) = info(connection, "server").await? else { return Ok(()) };
-    if let Some(version) = field(&server, "redis_version")
+    let Some(info) = info(connection).await? else { return Ok(()) };
+    if let Some(version) = field(&info, "redis_version")
         && is_too_old(version)
     {
         return Err(fault(format!("this is Redis {version}; locks need 6.2 or newer, or Valkey")));
     }
-    let Some(memory) = info(connection, "memory").await? else { return Ok(()) };
-    let policy = field(&memory, "maxmemory_policy").unwrap_or("noeviction");
+    if field(&info, "role") == Some("slave") {
+        return Err(errors::replica());
+    }
+    let policy = field(&info, "maxmemory_policy").unwrap_or("noeviction");
     if policy == "noeviction" {
         return Ok(());
     }
@@ -36,8 +38,8 @@ pub(super) async fn check(connection: &Connection, eviction: Eviction, first: bo
     Ok(())
 }
 
-async fn info(connection: &Connection, section: &str) -> Result<Option<String>> {
-    let answer = connection.send(cmd("INFO").arg(section)).await;
+async fn info(connection: &Connection) -> Result<Option<String>> {
+    let answer = connection.send(&cmd("INFO")).await;
     match answer.map_err(|error| errors::unanswered(Operation::Connect, &error))? {
         Value::BulkString(text) => Ok(Some(String::from_utf8_lossy(&text).into_owned())),
         Value::VerbatimString { text, .. } => Ok(Some(text)),

@@ -173,7 +173,7 @@ impl<W> Engine<W> {
             payload,
         });
         let (attempt, deadline) = match request.wait {
-            Wait::Try => (true, Moment::NEVER),
+            Wait::Try => (true, now + self.limits.attempt),
             Wait::Until(deadline) => (false, deadline),
             Wait::For(wait) => (false, now + wait),
         };

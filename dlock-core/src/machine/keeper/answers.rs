@@ -102,6 +102,14 @@ impl Keeper {
         let planted = self.planted;
         let tracked = self.claims.get_mut(id)?;
         match outcome {
+            // The backend took it away before its answer came.
+            Ok(AcquireOutcome::Granted(_)) if tracked.is_lost_since(in_flight.sent) => {
+                tracked.given_up();
+                tracked.phase = Phase::Acquiring;
+                let retry = self.retry_in(id);
+                self.set_due(id, now + retry);
+                None
+            }
             Ok(AcquireOutcome::Granted(grant)) => {
                 tracked.given_up();
                 let counted_from =
@@ -223,6 +231,11 @@ impl Keeper {
             (Notice::Lost(reason), Phase::Held { .. }) => {
                 self.remove(id);
                 Some(ClaimEvent::Lost(reason))
+            }
+            // It has overtaken the grant that it is about.
+            (Notice::Lost(_), Phase::Acquiring | Phase::Queued) => {
+                tracked.lost_early = Some(now);
+                None
             }
             _ => None,
         };

@@ -22,6 +22,8 @@ pub(super) struct TrackedClaim {
     pub(super) term: u64,
     pub(super) due: Moment,
     pub(super) failures: u32,
+    /// When a notice said that the lease is lost, though no grant was known yet.
+    pub(super) lost_early: Option<Moment>,
     pub(super) doubt: InDoubt,
     /// How long the key stays taken after the release.
     pub(super) stays: Option<Box<Duration>>,
@@ -64,6 +66,7 @@ impl TrackedClaim {
             term: 0,
             due: Moment::NEVER,
             failures: 0,
+            lost_early: None,
             doubt: InDoubt::NONE,
             stays: None,
         }
@@ -91,6 +94,12 @@ impl TrackedClaim {
         if self.claim.instead_of.is_some() {
             Arc::make_mut(&mut self.claim).instead_of = None;
         }
+    }
+
+    /// Whether it was lost after this request was sent, so that a grant in its answer is
+    /// void.
+    pub(super) fn is_lost_since(&self, sent: Moment) -> bool {
+        self.lost_early.is_some_and(|lost| lost >= sent)
     }
 
     pub(super) fn awaits_acquire(&self) -> bool {
