@@ -335,7 +335,9 @@ async fn namespaces_and_names_keep_stores_apart() {
 #[tokio::test]
 async fn names_and_globals() {
     let config: Config = serde_json::from_str(r#"{ "client_name": "api-1" }"#).unwrap();
-    let dlock = Dlock::builder().config(config).connect().await.unwrap();
+    let error = Dlock::builder().config(config.clone()).connect().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "no backend is chosen silently: {error}");
+    let dlock = Dlock::builder().url("memory://").config(config).connect().await.unwrap();
     assert_eq!(dlock.name(), "api-1");
     let unnamed = Dlock::connect_lazy("memory://").unwrap();
     assert!(unnamed.name().ends_with(&format!("-{}", std::process::id())), "{}", unnamed.name());

@@ -9,7 +9,7 @@ use dlock::{Config, Dlock, Result};
 /// # Errors
 /// Fails if a variable is not valid or the backend does not answer.
 pub async fn connect() -> Result<Dlock> {
-    Dlock::builder().config(Config::from_env("DLOCK_")?).connect().await
+    Dlock::builder().url("memory://").config(Config::from_env("DLOCK_")?).connect().await
 }
 
 /// Whether the locks exist only inside this process.

@@ -13,7 +13,7 @@ pub use self::global::{global, init};
 pub use self::local_state::{LocalHold, LocalState, LocalWait};
 use crate::backend::{Capabilities, Cursor, KeyState, Page, unsupported};
 use crate::claim::{Holder, Mode};
-use crate::config::Config;
+use crate::config::Settings;
 use crate::driver::Core;
 use crate::error::{Error, Operation, Result};
 use crate::extension::{ClientExtension, ExtensionMap};
@@ -39,7 +39,7 @@ pub struct Dlock {
 /// The state that the clones of a client and its guards share.
 pub(crate) struct Handle {
     pub(crate) core: Arc<Core>,
-    pub(crate) config: Config,
+    pub(crate) config: Settings,
     pub(crate) holder: Arc<Holder>,
     capabilities: Capabilities,
     extensions: ExtensionMap,
