@@ -254,7 +254,8 @@ impl<G: LockGuard> Lock<G> {
             }
             Refusal::TimedOut { trouble: Some(trouble), .. } => Err(error(ErrorKind::Unavailable)
                 .saying(format!(
-                    "the backend could not be reached for {}; check it, and try again",
+                    "{} (it was tried for {})",
+                    trouble.detail(),
                     humantime::format_duration(waited)
                 ))
                 .because(trouble)),
