@@ -7,8 +7,17 @@
 //! | `dlock::lock` | `refused` | debug | `key`, `error` |
 //! | `dlock::lock` | `released` | debug | `key`, `held_us` |
 //! | `dlock::lease` | `renewed` | trace | `key` |
-//! | `dlock::lease` | `uncertain` | warn | `key`, `error` |
+//! | `dlock::lease` | `uncertain` | debug | `key`, `error` |
+//! | `dlock::lease` | `locks cannot be renewed ..`, when an outage begins | warn | `key`, `error` |
+//! | `dlock::lease` | `locks still cannot be renewed`, once a minute | warn | `key`, `error`, `since_s`, `failed`, `lost` |
+//! | `dlock::lease` | `locks can be renewed again`, when it ends | warn | `lasted_s`, `failed`, `lost` |
 //! | `dlock::lease` | `lost` | error | `key`, `reason` |
+//! | `dlock::client` | `connected`, or `connects when it is first used` | info | `backend`, `address`, `namespace`, `ttl`, `wait` |
+//! | `dlock::http` | the cause of a response of axum: `unavailable` | warn | `key`, `error`, `status` |
+//! | `dlock::http` | the same: `failed` | error | `key`, `error`, `status` |
+//!
+//! The lines about an outage are for the whole client; the hook and the metrics get every
+//! event.
 //!
 //! With the feature `metrics` there are the counters `dlock_acquired_total`,
 //! `dlock_waited_total`, `dlock_handed_over_total`, `dlock_refused_total`
@@ -23,11 +32,15 @@
 
 #[cfg(feature = "metrics")]
 mod metrics;
+mod outage;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
+use self::outage::{Counts, Line, Outage};
 use crate::claim::LossReason;
 use crate::error::Error;
 use crate::key::Key;
@@ -89,6 +102,8 @@ pub(crate) type Hook = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 #[derive(Clone, Default)]
 pub(crate) struct Observer {
     hook: Option<Hook>,
+    /// Clones share it: one client has one outage.
+    outage: Arc<Mutex<Outage>>,
 }
 
 impl fmt::Debug for Observer {
@@ -99,11 +114,11 @@ impl fmt::Debug for Observer {
 
 impl Observer {
     pub(crate) fn new(hook: Option<Hook>) -> Self {
-        Observer { hook }
+        Observer { hook, outage: Arc::default() }
     }
 
     pub(crate) fn tell(&self, event: &Event<'_>) {
-        trace(event);
+        trace(event, &self.outage);
         #[cfg(feature = "metrics")]
         metrics::record(event);
         if let Some(hook) = &self.hook {
@@ -121,7 +136,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn trace(event: &Event<'_>) {
+fn trace(event: &Event<'_>, outage: &Mutex<Outage>) {
     match *event {
         Event::Acquired { key, token, waited, handed_over } => tracing::debug!(
             target: "dlock::lock",
@@ -135,12 +150,38 @@ fn trace(event: &Event<'_>) {
         ),
         Event::Renewed { key } => {
             tracing::trace!(target: "dlock::lease", key = key.label(), "renewed");
+            let line = outage.lock().renewed(Instant::now());
+            line.into_iter().for_each(|line| trace_outage(line, None));
         }
         Event::Uncertain { key, error } => {
-            tracing::warn!(target: "dlock::lease", key = key.label(), %error, "uncertain");
+            tracing::debug!(target: "dlock::lease", key = key.label(), %error, "uncertain");
+            let line = outage.lock().failed(Instant::now());
+            line.into_iter().for_each(|line| trace_outage(line, Some((key, error))));
         }
         Event::Lost { key, reason } => {
             tracing::error!(target: "dlock::lease", key = key.label(), %reason, "lost");
+            let line = outage.lock().lost(Instant::now());
+            line.into_iter().for_each(|line| trace_outage(line, None));
         }
+    }
+}
+
+/// Logs a line about an outage, with the lock whose renewal failed just now.
+fn trace_outage(line: Line, latest: Option<(&Key, &Error)>) {
+    let key = latest.map(|(key, _)| key.label());
+    let error = latest.map(|(_, error)| tracing::field::display(error));
+    match line {
+        Line::Began => tracing::warn!(
+            target: "dlock::lease", key, error,
+            "locks cannot be renewed; they are held until their deadline, and it is tried again"
+        ),
+        Line::GoesOn { since, counts: Counts { failed, lost } } => tracing::warn!(
+            target: "dlock::lease", key, error, since_s = since.as_secs(), failed, lost,
+            "locks still cannot be renewed"
+        ),
+        Line::Ended { lasted, counts: Counts { failed, lost } } => tracing::warn!(
+            target: "dlock::lease", lasted_s = lasted.as_secs(), failed, lost,
+            "locks can be renewed again"
+        ),
     }
 }
