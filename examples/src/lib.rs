@@ -22,6 +22,8 @@ pub fn is_embedded(dlock: &Dlock) -> bool {
 mod documents {
     #[doc = include_str!("../../README.md")]
     struct Readme;
+    #[doc = include_str!("../../docs/axum.md")]
+    struct Axum;
     #[doc = include_str!("../../README.zh.md")]
     struct ReadmeZh;
 }

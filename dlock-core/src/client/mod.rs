@@ -262,6 +262,11 @@ impl Dlock {
         self.handle.extensions.get()
     }
 
+    /// The number of this client among those of the process.
+    pub(crate) fn number(&self) -> u64 {
+        self.handle.client()
+    }
+
     /// The client's name, as holders and waiters are shown to operators.
     pub fn name(&self) -> &str {
         &self.handle.holder.name

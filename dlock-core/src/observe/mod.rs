@@ -22,8 +22,8 @@
 //! With the feature `metrics` there are the counters `dlock_acquired_total`,
 //! `dlock_waited_total`, `dlock_handed_over_total`, `dlock_refused_total`
 //! (with `kind`), `dlock_renewed_total`, `dlock_uncertain_total`,
-//! `dlock_lost_total`, and the histograms `dlock_wait_seconds` and
-//! `dlock_hold_seconds`.
+//! `dlock_lost_total`, the gauges `dlock_held` and `dlock_waiting`, and the histograms
+//! `dlock_wait_seconds` and `dlock_hold_seconds`.
 //!
 //! `key` is the key's template or the name given in code, not its values; for a key
 //! that was made from a string it is that string: see
@@ -31,7 +31,7 @@
 //! or the name, else `unnamed`.
 
 #[cfg(feature = "metrics")]
-mod metrics;
+pub(crate) mod metrics;
 mod outage;
 
 use std::fmt;
@@ -114,6 +114,8 @@ impl fmt::Debug for Observer {
 
 impl Observer {
     pub(crate) fn new(hook: Option<Hook>) -> Self {
+        #[cfg(feature = "metrics")]
+        metrics::describe();
         Observer { hook, outage: Arc::default() }
     }
 

@@ -153,6 +153,8 @@ impl<G: LockGuard> Lock<G> {
     async fn acquire(&self, attempt: bool, until: Option<Moment>) -> Result<Result<G, Error>> {
         let key = self.key.as_ref().map_err(Clone::clone)?;
         let span = tracing::debug_span!(target: "dlock::lock", "acquire", key = key.label());
+        #[cfg(feature = "metrics")]
+        let _waiting = crate::observe::metrics::Waiting::new(key);
         let acquiring = self.acquire_key(key, attempt, until);
         let result =
             if span.is_disabled() { acquiring.await } else { acquiring.instrument(span).await };
