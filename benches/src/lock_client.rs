@@ -105,7 +105,7 @@ impl LockClient {
         let implementation = match peer {
             None => {
                 let mut config = config.clone();
-                config.max_waiters = config.max_waiters.max(tasks + 1);
+                config.max_waiters = Some(config.max_waiters.unwrap_or(10_000).max(tasks + 1));
                 let dlock = Dlock::builder().config(config).connect().await?;
                 let lock =
                     |key| dlock.mutex(format!("{key_prefix}:{key}")).ttl(ttl).wait_unlimited();

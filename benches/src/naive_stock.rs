@@ -172,7 +172,8 @@ mod tests {
     #[tokio::test]
     async fn without_a_lock_units_are_sold_twice() {
         assert_eq!(split(10, 3), [4, 3, 3]);
-        let stock = NaiveStock::open(&Config::default(), "test", 10, 1).await.unwrap();
+        let stock =
+            NaiveStock::open(&Config::from_url("memory://").unwrap(), "test", 10, 1).await.unwrap();
         let think = Duration::from_millis(5);
         let (one, other) = tokio::join!(stock.take(0, 3, think), stock.take(0, 3, think));
         let sold = one.unwrap() + other.unwrap();

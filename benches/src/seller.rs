@@ -142,7 +142,7 @@ impl Seller {
             bail!("stock and segments must be at least 1");
         }
         let mut client = config.backend.clone();
-        client.max_waiters = client.max_waiters.max(config.at_once + 1);
+        client.max_waiters = Some(client.max_waiters.unwrap_or(10_000).max(config.at_once + 1));
         let dlock = Dlock::builder().config(client).connect().await?;
         let key = config.key(method);
         let stock = |segments| NaiveStock::open(&config.backend, &key, config.stock, segments);

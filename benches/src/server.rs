@@ -9,7 +9,7 @@ use redis::aio::MultiplexedConnection;
 
 /// The name of the backend that the URL selects.
 pub fn backend(config: &Config) -> &str {
-    let url = config.url.as_str();
+    let url = config.url.as_deref().unwrap_or_default();
     match url.split_once("://").map_or(url, |(scheme, _)| scheme) {
         "redis" | "rediss" | "redis+unix" => "redis",
         other => other,

@@ -16,6 +16,9 @@ use serde::Serialize;
 
 use crate::{Common, output};
 
+/// The ttl of the locks when neither the command line nor the configuration sets one.
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
 /// Load-test a backend
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -190,13 +193,13 @@ impl Bench {
         match self.workload {
             Workload::Worker => Ok(()),
             Workload::Lock(LockArguments { load, keys, hold, ttl, peer }) => {
-                let ttl = ttl.unwrap_or(config.ttl);
+                let ttl = ttl.or(config.ttl).unwrap_or(DEFAULT_TTL);
                 let locks = LockOptions { key_prefix, peer: peer.map(Peer::from), ttl };
                 let plan = lock::Plan { locks, load: load.into(), keys, hold };
                 print_outcome(common, &lock::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Handoff(HandoffArguments { rounds, ttl, peer }) => {
-                let ttl = ttl.unwrap_or(config.ttl);
+                let ttl = ttl.or(config.ttl).unwrap_or(DEFAULT_TTL);
                 let locks = LockOptions { key_prefix, peer: peer.map(Peer::from), ttl };
                 let plan = handoff::Plan { locks, rounds };
                 print_outcome(common, &handoff::run(&config, plan, &launcher, &interrupt).await?)
@@ -207,7 +210,7 @@ impl Bench {
                 print_outcome(common, &deduct::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Held(HeldArguments { locks, ttl, duration }) => {
-                let ttl = ttl.unwrap_or(config.ttl);
+                let ttl = ttl.or(config.ttl).unwrap_or(DEFAULT_TTL);
                 let plan = held::Plan { locks, ttl, duration, key_prefix };
                 print_outcome(common, &held::run(&config, plan, &interrupt).await?)
             }

@@ -14,7 +14,9 @@ use crate::error::{Error, ErrorKind, Operation};
 /// | no key could be made from the values, which are too long for example | 400 |
 /// | `Lost`, and errors in the program or its configuration | 500 |
 ///
-/// The body shows neither the key nor the holder.
+/// The body shows neither the key nor the holder. What it hides is logged under the target
+/// `dlock::http`, with the key's label: a 503 at WARN, a 500 at ERROR (no client, no
+/// rights, a lock that was lost).
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let key_is_invalid = self.operation() == Operation::Acquire && self.key().is_none();
@@ -32,10 +34,75 @@ impl IntoResponse for Error {
             }
             _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal error"),
         };
+        log(&self, status);
         let mut response = (status, body).into_response();
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
+    }
+}
+
+/// Logs the cause of a response that says nothing about it. A busy lock and a bad value
+/// are the answer themselves; they are only debug events of the lock.
+fn log(error: &Error, status: StatusCode) {
+    let key = error.key().map(crate::Key::label);
+    let status_code = status.as_u16();
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        tracing::warn!(target: "dlock::http", key, %error, status = status_code, "unavailable");
+    } else if status.is_server_error() {
+        tracing::error!(target: "dlock::http", key, %error, status = status_code, "failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::Key;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The status of the response, and what was logged.
+    fn answer(error: Error) -> (u16, String) {
+        let written = Written::default();
+        let writer = written.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let response = tracing::subscriber::with_default(subscriber, || error.into_response());
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        (response.status().as_u16(), text)
+    }
+
+    #[test]
+    fn what_the_response_hides_is_logged_with_the_key() {
+        let key = Key::new("order:7").unwrap();
+        for (kind, operation, status, level) in [
+            (ErrorKind::Denied, Operation::Acquire, 500, "ERROR"),
+            (ErrorKind::NoClient, Operation::Configure, 500, "ERROR"),
+            (ErrorKind::Lost, Operation::Hold, 500, "ERROR"),
+            (ErrorKind::Unavailable, Operation::Acquire, 503, "WARN"),
+            (ErrorKind::Overloaded, Operation::Acquire, 503, "WARN"),
+        ] {
+            let error = Error::new(kind, operation).on(&key).saying("the true cause");
+            let (answered, logged) = answer(error);
+            assert_eq!(answered, status, "{kind:?}");
+            for words in [level, "dlock::http", "key=\"order:7\"", "the true cause"] {
+                assert!(logged.contains(words), "{kind:?}: {words} is not in {logged}");
+            }
+        }
+        let busy = Error::new(ErrorKind::TimedOut, Operation::Acquire).on(&key);
+        assert_eq!(answer(busy), (409, String::new()));
     }
 }

@@ -223,6 +223,11 @@ impl Error {
         self.0.operation
     }
 
+    /// What happened and what to do, without kind, operation and key.
+    pub(crate) fn detail(&self) -> &str {
+        if self.0.detail.is_empty() { self.0.kind.description() } else { &self.0.detail }
+    }
+
     /// The key that the error is about, if there is one.
     pub fn key(&self) -> Option<&Key> {
         self.0.key.as_ref()

@@ -22,6 +22,10 @@
 //! ```
 
 use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::runtime::{Handle, Id};
 
 use crate::backend::memory::Memory;
 use crate::client::{Dlock, global};
@@ -38,6 +42,12 @@ struct Scope {
     dlock: Dlock,
     /// Another client of the same store, which stands for another process.
     other: Dlock,
+}
+
+impl Scope {
+    fn id(&self) -> u64 {
+        self.dlock.number()
+    }
 }
 
 /// Makes a client with its own in-memory store, which nobody else uses.
@@ -61,8 +71,11 @@ fn new_scope() -> Scope {
 /// Runs a future with its own in-memory client: inside the future [`global`], and so
 /// the attribute, uses that client.
 ///
-/// Tasks that the future spawns are outside the scope; give them a clone of the
-/// client.
+/// Tasks that are spawned on the same runtime while the scope runs are inside it too, a
+/// server under test for example: each `#[tokio::test]` has a runtime of its own. If
+/// several scopes run in one runtime at the same time, a spawned task cannot know which
+/// one is meant and gets `NoClient`; give it a clone of the client. The same holds for
+/// threads of your own.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -83,15 +96,63 @@ fn new_scope() -> Scope {
 /// # Cancel safety
 /// Dropping this drops the future and its client.
 pub async fn scope<T>(future: impl Future<Output = T>) -> T {
-    SCOPE.scope(new_scope(), future).await
+    let scope = new_scope();
+    let _listed = Handle::try_current().ok().map(|runtime| Listed::new(runtime.id(), &scope));
+    SCOPE.scope(scope, future).await
+}
+
+/// The scopes that run, by their runtime, so that spawned tasks find them.
+static RUNNING: Mutex<Vec<(Id, Scope)>> = Mutex::new(Vec::new());
+/// How many there are: a program without scopes does not take the mutex.
+static RUNNING_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The entry of a scope in [`RUNNING`], as long as it lives.
+struct Listed {
+    client: u64,
+}
+
+impl Listed {
+    fn new(runtime: Id, scope: &Scope) -> Self {
+        RUNNING.lock().push((runtime, scope.clone()));
+        RUNNING_COUNT.fetch_add(1, Ordering::Release);
+        Listed { client: scope.id() }
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let mut running = RUNNING.lock();
+        let index = running.iter().position(|(_, scope)| scope.id() == self.client);
+        let ended = index.map(|index| running.swap_remove(index));
+        RUNNING_COUNT.fetch_sub(1, Ordering::Release);
+        drop(running);
+        drop(ended); // here, where the list is not locked: it may end the client
+    }
+}
+
+/// The scope of this task, else the only one of its runtime.
+fn current() -> Option<Scope> {
+    if let Ok(scope) = SCOPE.try_with(Clone::clone) {
+        return Some(scope);
+    }
+    if RUNNING_COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let runtime = Handle::try_current().ok()?.id();
+    let running = RUNNING.lock();
+    let mut here = running.iter().filter(|(of, _)| *of == runtime);
+    match (here.next(), here.next()) {
+        (Some((_, scope)), None) => Some(scope.clone()),
+        _ => None,
+    }
 }
 
 pub(crate) fn scoped() -> Option<Dlock> {
-    SCOPE.try_with(|scope| scope.dlock.clone()).ok()
+    current().map(|scope| scope.dlock)
 }
 
 fn other() -> Result<Dlock> {
-    SCOPE.try_with(|scope| scope.other.clone()).map_err(|_| {
+    current().map(|scope| scope.other).ok_or_else(|| {
         Error::new(ErrorKind::NoClient, Operation::Configure).saying(
             "force_busy and force_lost work only inside dlock::testing::scope(..); call them there",
         )

@@ -62,35 +62,48 @@ async fn metrics_and_traces() {
     let guard = lock.clone().name("profile").lock().await.unwrap();
     assert_eq!(other.break_lock("user:secret@example.org").await.unwrap(), 1);
     drop(guard);
+    let _held = lock.lock().await.unwrap();
+    let _asking = tokio::spawn({
+        let lock = lock.clone();
+        async move { drop(lock.lock().await) }
+    });
+    tokio::task::yield_now().await;
+    let cancelled = tokio::time::timeout(Duration::from_millis(1), lock.lock());
+    assert!(cancelled.await.is_err());
 
     let mut counted = Vec::new();
-    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+    for (key, _, help, value) in snapshotter.snapshot().into_vec() {
         let (_, key) = key.into_parts();
+        assert!(help.is_some_and(|help| help.ends_with('.')), "{} has no help", key.name());
         let labels: Vec<String> =
             key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
         let value = match value {
             DebugValue::Counter(count) => count.to_string(),
             DebugValue::Histogram(values) => format!("{} values", values.len()),
-            DebugValue::Gauge(_) => unreachable!("no gauges"),
+            DebugValue::Gauge(value) => value.to_string(),
         };
         counted.push(format!("{} {} {value}", key.name(), labels.join(" ")));
     }
     let counted = counted.join("\n");
     for line in [
-        "dlock_acquired_total lock=user:{email} 2",
+        "dlock_acquired_total lock=user:{email} 3",
+        "dlock_held lock=user:{email} 1",
+        "dlock_held lock=profile 0",
+        "dlock_waiting lock=user:{email} 1",
         "dlock_acquired_total lock=profile 1",
         "dlock_handed_over_total lock=user:{email} 1",
-        "dlock_waited_total lock=user:{email} 1",
+        "dlock_waited_total lock=user:{email} 2",
         "dlock_refused_total lock=user:{email} kind=TimedOut 1",
         "dlock_renewed_total lock=user:{email}",
         "dlock_lost_total lock=profile 1",
-        "dlock_wait_seconds lock=user:{email} 2 values",
+        "dlock_wait_seconds lock=user:{email} 3 values",
         "dlock_hold_seconds lock=user:{email} 2 values",
     ] {
         assert!(counted.contains(line), "{line} is not in\n{counted}");
     }
     let traced = lines.0.lock().unwrap().join("\n");
     for line in [
+        "dlock::client connected backend=\"memory\" address=\"memory://observe\" namespace=\"default\" ttl=3s wait=\"10s\"",
         "dlock::lock acquired key=\"user:{email}\" token=",
         "handed_over=true",
         "dlock::lock refused key=\"user:{email}\" error=",

@@ -301,3 +301,35 @@ async fn fenced_writes_are_exact() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_database_or_namespace_that_cannot_be_is_a_fault_of_the_configuration() {
+    let Some(server) = RedisServer::start() else { return };
+    let url = format!("{}?database=99", server.url());
+    let error = Dlock::connect(&url).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("no database of this number"), "{error}");
+    for namespace in ["", "a b", "a{b}", "a:b"] {
+        let error = dlock::backend::redis::Redis::new(&server.url(), namespace).map(|_| ());
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Config, "{namespace}");
+    }
+}
+
+#[tokio::test]
+async fn a_wait_ends_with_the_true_cause() {
+    let Some(server) = RedisServer::start() else { return };
+    let dlock = Dlock::connect(&server.url()).await.expect("a client");
+    let lock = dlock.mutex("order:7").wait(Duration::from_millis(300));
+    let says = async |words: &str| {
+        let error = lock.lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains(words), "{words}: {error}");
+        assert!(error.to_string().contains("`order:7`"), "{error}");
+        assert!(std::error::Error::source(&error).is_some(), "{error:?}");
+    };
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    says("Redis is out of memory; raise `maxmemory`").await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    server.cli(&["REPLICAOF", "127.0.0.1", "1"]);
+    says("read-only replica; connect to the primary").await;
+}

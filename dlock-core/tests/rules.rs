@@ -335,7 +335,9 @@ async fn namespaces_and_names_keep_stores_apart() {
 #[tokio::test]
 async fn names_and_globals() {
     let config: Config = serde_json::from_str(r#"{ "client_name": "api-1" }"#).unwrap();
-    let dlock = Dlock::builder().config(config).connect().await.unwrap();
+    let error = Dlock::builder().config(config.clone()).connect().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "no backend is chosen silently: {error}");
+    let dlock = Dlock::builder().url("memory://").config(config).connect().await.unwrap();
     assert_eq!(dlock.name(), "api-1");
     let unnamed = Dlock::connect_lazy("memory://").unwrap();
     assert!(unnamed.name().ends_with(&format!("-{}", std::process::id())), "{}", unnamed.name());
@@ -470,4 +472,32 @@ async fn guards_are_owned_and_send() {
     .await
     .unwrap();
     history.assert_clean();
+}
+
+#[tokio::test]
+async fn spawned_tasks_are_in_the_scope_of_their_runtime() {
+    let name = || async { dlock::global().map(|dlock| dlock.name().to_owned()) };
+    let spawned = |name: &'static str| async move {
+        testing::scope(async {
+            let guard = dlock::global()?.mutex(name).lock().await?;
+            let locked = async move { dlock::global()?.mutex(name).try_lock().await };
+            let busy = tokio::spawn(locked).await.expect("the task")?;
+            assert!(busy.is_none(), "the spawned task uses the same client");
+            drop(guard);
+            let busy = tokio::spawn(async move { testing::force_busy(name).await });
+            drop(busy.await.expect("the task")?);
+            Ok::<_, dlock::Error>(())
+        })
+        .await
+    };
+    spawned("order:7").await.unwrap();
+    let two = async {
+        let spawned = testing::scope(async { tokio::spawn(name()).await.expect("the task") }).await;
+        spawned.map_err(|error| error.kind())
+    };
+    // Another test may have called `init`, so only the clients of scopes are looked for.
+    let (_, found) =
+        tokio::join!(testing::scope(tokio::time::sleep(Duration::from_millis(50))), two);
+    assert_ne!(found.as_deref(), Ok("test"), "which of the two scopes is not known");
+    assert_ne!(name().await.ok().as_deref(), Some("test"), "the scopes are over");
 }

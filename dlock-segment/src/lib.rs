@@ -7,7 +7,8 @@
 //!   round trips.
 
 mod attribute;
-
+#[cfg(feature = "axum")]
+mod axum;
 mod error;
 mod inventory;
 mod lock;

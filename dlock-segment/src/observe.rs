@@ -20,10 +20,13 @@
 //! | `dlock_inventory_failed_total` | `inventory`, `kind` (as for a lock) |
 //!
 //! The answers `sold_out_cached` and `throttled` need no round trip, so their events
-//! have no `available`. A request that is repeated under its id is counted again. Only
-//! the template or the name of a key is shown, never its values.
+//! have no `available`. A request that is repeated under its id is counted again. The
+//! label `inventory` is the template or the name of the key, never its values; an
+//! inventory that is made from a plain string is shown by that string.
 
 use dlock::Key;
+#[cfg(feature = "metrics")]
+use metrics::SharedString;
 
 use crate::error::{Error, Result};
 use crate::lock::Segment;
@@ -31,6 +34,8 @@ use crate::store::{Answer, Change, Snapshot, Status};
 
 /// Reports that a segment of a lock was dry.
 pub(crate) fn dry(key: &Key, name: Option<&'static str>, segment: &Segment) {
+    #[cfg(feature = "metrics")]
+    describe_once();
     tracing::debug!(
         target: "dlock::segment",
         key = name.unwrap_or(key.label()), segment = segment.index(), "dry"
@@ -58,7 +63,10 @@ pub(crate) fn answered(key: &Key, answered: &Result<(Snapshot, Answer)>, only_re
         }
     }
     #[cfg(feature = "metrics")]
-    count(key, answered, only_reads);
+    {
+        describe_once();
+        count(key, answered, only_reads);
+    }
     #[cfg(not(feature = "metrics"))]
     let _ = only_reads;
 }
@@ -67,7 +75,7 @@ pub(crate) fn answered(key: &Key, answered: &Result<(Snapshot, Answer)>, only_re
 pub(crate) fn answered_locally(key: &Key, answer: &'static str) {
     tracing::debug!(target: "dlock::inventory", inventory = key.label(), answer, "answered");
     #[cfg(feature = "metrics")]
-    count_answer(template(key), answer);
+    count_answer(name(key), answer);
 }
 
 pub(crate) fn changed(key: &Key, change: &Change) {
@@ -102,7 +110,7 @@ fn word(answer: &Answer) -> &'static str {
 }
 
 #[cfg(feature = "metrics")]
-fn count_answer(inventory: &'static str, answer: &'static str) {
+fn count_answer(inventory: SharedString, answer: &'static str) {
     metrics::counter!("dlock_inventory_answers_total", "inventory" => inventory, "answer" => answer).increment(1);
 }
 
@@ -110,14 +118,14 @@ fn count_answer(inventory: &'static str, answer: &'static str) {
 fn count(key: &Key, answered: &Result<(Snapshot, Answer)>, only_reads: bool) {
     use metrics::counter;
 
-    let inventory = template(key);
+    let inventory = name(key);
     match answered {
         Ok((_, answer)) => {
             let word = word(answer);
             if let Answer::Found(record) = answer
                 && !only_reads
             {
-                counter!("dlock_inventory_units_total", "inventory" => inventory, "effect" => word)
+                counter!("dlock_inventory_units_total", "inventory" => inventory.clone(), "effect" => word)
                     .increment(record.quantity);
             }
             count_answer(inventory, word);
@@ -142,4 +150,38 @@ fn template(key: &Key) -> &'static str {
         "" => "unnamed",
         template => template,
     }
+}
+
+/// The label of an inventory: its template or name, else the plain string that it was made
+/// from. A program has few inventories, and one without its name cannot be told apart.
+#[cfg(feature = "metrics")]
+fn name(key: &Key) -> SharedString {
+    match key.template() {
+        "" => key.label().to_owned().into(),
+        template => template.into(),
+    }
+}
+
+/// Gives the recorder the help text of every metric, with the first event.
+#[cfg(feature = "metrics")]
+fn describe_once() {
+    use metrics::describe_counter;
+
+    static DESCRIBED: std::sync::Once = std::sync::Once::new();
+    if DESCRIBED.is_completed() {
+        return;
+    }
+    DESCRIBED.call_once(|| {});
+
+    describe_counter!("dlock_segment_dry_total", "Segments that had nothing left when locked.");
+    describe_counter!("dlock_inventory_answers_total", "Answers to requests on an inventory.");
+    describe_counter!("dlock_inventory_units_total", "Units in the answers, by their effect.");
+    describe_counter!(
+        "dlock_inventory_unknown_total",
+        "Requests on an inventory whose outcome is unknown."
+    );
+    describe_counter!(
+        "dlock_inventory_failed_total",
+        "Requests on an inventory that the store did not apply."
+    );
 }

@@ -119,7 +119,7 @@ async fn metrics_and_traces() {
         ("dlock_inventory_answers_total inventory=sale:{email} answer=conflict", 1),
         ("dlock_inventory_answers_total inventory=sale:{email} answer=throttled", 1),
         ("dlock_inventory_units_total inventory=nightly effect=taken", 1),
-        ("dlock_inventory_units_total inventory=unnamed effect=taken", 1),
+        ("dlock_inventory_units_total inventory=phone effect=taken", 1),
     ] {
         assert_eq!(counted.get(name), Some(&count), "{name} in {counted:#?}");
     }

@@ -9,7 +9,7 @@ use dlock::{Config, Dlock, Result};
 /// # Errors
 /// Fails if a variable is not valid or the backend does not answer.
 pub async fn connect() -> Result<Dlock> {
-    Dlock::builder().config(Config::from_env("DLOCK_")?).connect().await
+    Dlock::builder().url("memory://").config(Config::from_env("DLOCK_")?).connect().await
 }
 
 /// Whether the locks exist only inside this process.
@@ -22,6 +22,8 @@ pub fn is_embedded(dlock: &Dlock) -> bool {
 mod documents {
     #[doc = include_str!("../../README.md")]
     struct Readme;
+    #[doc = include_str!("../../docs/axum.md")]
+    struct Axum;
     #[doc = include_str!("../../README.zh.md")]
     struct ReadmeZh;
 }

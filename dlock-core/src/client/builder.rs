@@ -11,7 +11,7 @@ use crate::backend::Backend;
 #[cfg(feature = "redis")]
 use crate::backend::redis::{Credentials, Given, Provider, Redis};
 use crate::claim::Holder;
-use crate::config::Config;
+use crate::config::{Config, Settings};
 use crate::driver::Core;
 use crate::error::Result;
 #[cfg(feature = "redis")]
@@ -60,11 +60,23 @@ impl DlockBuilder {
         }
     }
 
-    /// Replaces all options by this configuration.
+    /// Adds what this configuration says. It wins over what was said before, option by
+    /// option, and leaves alone what it does not say.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// use dlock::{Config, Dlock};
+    ///
+    /// let dlock = Dlock::builder()
+    ///     .url("memory://") // if DLOCK_URL is not set
+    ///     .config(Config::from_env("DLOCK_")?)
+    ///     .connect()
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
-    pub fn config(mut self, config: Config) -> Self {
-        self.config = Ok(config);
-        self
+    pub fn config(self, config: Config) -> Self {
+        self.put(|said| said.merge(config))
     }
 
     /// Sets the URL of the backend; its query may set other options.
@@ -82,25 +94,25 @@ impl DlockBuilder {
     /// Sets how long a lock outlives its process, unless the lock sets its own ttl.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
-        self.put(|config| config.ttl = ttl)
+        self.put(|config| config.ttl = Some(ttl))
     }
 
     /// Sets how long `lock()` waits, unless the lock sets its own wait.
     #[must_use]
     pub fn wait(self, wait: Duration) -> Self {
-        self.put(|config| config.wait = Some(wait))
+        self.put(|config| config.wait = Some(Some(wait)))
     }
 
     /// Lets `lock()` wait without limit, unless the lock sets its own wait.
     #[must_use]
     pub fn wait_unlimited(self) -> Self {
-        self.put(|config| config.wait = None)
+        self.put(|config| config.wait = Some(None))
     }
 
     /// Sets how long one call to the backend may take.
     #[must_use]
     pub fn call_timeout(self, timeout: Duration) -> Self {
-        self.put(|config| config.call_timeout = timeout)
+        self.put(|config| config.call_timeout = Some(timeout))
     }
 
     /// Sets how often and for how long a lock is handed over between tasks of this
@@ -108,8 +120,8 @@ impl DlockBuilder {
     #[must_use]
     pub fn handovers(self, count: u32, time: Duration) -> Self {
         self.put(|config| {
-            config.max_handovers = count;
-            config.max_handover_time = time;
+            config.max_handovers = Some(count);
+            config.max_handover_time = Some(time);
         })
     }
 
@@ -117,13 +129,13 @@ impl DlockBuilder {
     /// somebody else is let in.
     #[must_use]
     pub fn break_delay(self, delay: Duration) -> Self {
-        self.put(|config| config.break_delay = delay)
+        self.put(|config| config.break_delay = Some(delay))
     }
 
     /// Sets how many tasks of this process may wait for one key.
     #[must_use]
     pub fn max_waiters(self, waiters: usize) -> Self {
-        self.put(|config| config.max_waiters = waiters)
+        self.put(|config| config.max_waiters = Some(waiters))
     }
 
     /// Sets the name under which operators see this client.
@@ -250,23 +262,30 @@ impl DlockBuilder {
     /// ```
     ///
     /// # Errors
-    /// `Config` if an option is not valid, `Unavailable` if the backend does not
+    /// `Config` if an option is not valid or no backend is named, `Unavailable` if the backend does not
     /// answer, `Denied` if it refuses the credentials.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection and leaves nothing behind.
     pub async fn connect(self) -> Result<Dlock> {
-        let dlock = self.connect_lazy()?;
+        let dlock = self.make()?;
         dlock.handle.core.ping().await?;
+        dlock.log("connected");
         Ok(dlock)
     }
 
     /// Makes the client without waiting for its backend.
     ///
     /// # Errors
-    /// `Config` if an option is not valid.
+    /// `Config` if an option is not valid or no backend is named.
     pub fn connect_lazy(self) -> Result<Dlock> {
-        let config = self.config?;
+        let dlock = self.make()?;
+        dlock.log("connects when it is first used");
+        Ok(dlock)
+    }
+
+    fn make(self) -> Result<Dlock> {
+        let config = Settings::from(self.config?);
         config.check()?;
         let backend = match self.backend {
             Some(backend) => backend,
@@ -293,13 +312,30 @@ impl DlockBuilder {
     }
 }
 
+impl Dlock {
+    /// Says once for each client where its locks are, so that nobody has to guess.
+    fn log(&self, message: &'static str) {
+        let Handle { config, capabilities, .. } = &*self.handle;
+        let wait = config.wait.map(humantime::format_duration);
+        tracing::info!(
+            target: "dlock::client",
+            backend = capabilities.name,
+            address = config.address().as_deref().unwrap_or("given by the program"),
+            namespace = config.namespace,
+            ttl = %humantime::format_duration(config.ttl),
+            wait = wait.map_or_else(|| "unlimited".to_owned(), |wait| wait.to_string()),
+            "{message}"
+        );
+    }
+}
+
 /// The Redis backend of the given connection, else that of the URL with these
 /// credentials.
 #[cfg(feature = "redis")]
 fn redis(
     given: Option<Given>,
     credentials: Option<Provider>,
-    config: &Config,
+    config: &Settings,
 ) -> Result<Arc<dyn Backend>> {
     match (given, credentials) {
         (Some(given), _) => Ok(Arc::new(Redis::given(given, config))),

@@ -13,7 +13,7 @@ pub use self::global::{global, init};
 pub use self::local_state::{LocalHold, LocalState, LocalWait};
 use crate::backend::{Capabilities, Cursor, KeyState, Page, unsupported};
 use crate::claim::{Holder, Mode};
-use crate::config::Config;
+use crate::config::Settings;
 use crate::driver::Core;
 use crate::error::{Error, Operation, Result};
 use crate::extension::{ClientExtension, ExtensionMap};
@@ -43,7 +43,7 @@ pub struct Dlock {
 /// The state that the clones of a client and its guards share.
 pub(crate) struct Handle {
     pub(crate) core: Arc<Core>,
-    pub(crate) config: Config,
+    pub(crate) config: Settings,
     pub(crate) holder: Arc<Holder>,
     capabilities: Capabilities,
     extensions: ExtensionMap,
@@ -264,6 +264,11 @@ impl Dlock {
     #[doc(hidden)]
     pub fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         self.handle.extensions.get()
+    }
+
+    /// The number of this client among those of the process.
+    pub(crate) fn number(&self) -> u64 {
+        self.handle.client()
     }
 
     /// The client's name, as holders and waiters are shown to operators.

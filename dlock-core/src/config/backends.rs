@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
-use url::Url;
+use ::url::Url;
 
-use super::Config;
+use super::url::parse_url;
 use super::values::{fault, read_password};
+use super::{Config, Settings};
 use crate::backend::Backend;
 use crate::backend::memory::Memory;
 #[cfg(feature = "redis")]
 use crate::backend::redis::{Provider, Redis, TlsFiles};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The URL schemes of the backends that are compiled in.
-const SCHEMES: &[&str] = &[
+pub(super) const SCHEMES: &[&str] = &[
     "memory",
     #[cfg(feature = "redis")]
     "redis",
@@ -23,7 +24,7 @@ const SCHEMES: &[&str] = &[
     "redis+unix",
 ];
 
-impl Config {
+impl Settings {
     /// The files of the TLS options.
     #[cfg(feature = "redis")]
     pub(crate) fn tls_files(&self) -> TlsFiles {
@@ -33,7 +34,7 @@ impl Config {
 
     /// The backend that the URL names.
     pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
-        let url = parse_url(&self.url)?;
+        let url = self.parsed_url()?;
         let password = self.password_file.as_deref().map(read_password).transpose()?;
         match url.scheme() {
             "memory" => {
@@ -53,10 +54,32 @@ impl Config {
             }
             #[cfg(feature = "redis")]
             "redis" | "rediss" | "redis+unix" => Ok(Arc::new(Redis::configured(self, &url, None)?)),
-            unknown => Err(unknown_scheme(unknown)),
+            unknown => Err(fault(format!("no backend has the scheme `{unknown}://`"))),
         }
     }
 
+    /// The Redis backend that the URL names, with credentials from a provider.
+    #[cfg(feature = "redis")]
+    pub(crate) fn redis_with(&self, provider: Provider) -> Result<Arc<dyn Backend>> {
+        let url = self.parsed_url()?;
+        if url.scheme() == "memory" {
+            return Err(fault("memory:// takes no credentials; remove the provider of Redis credentials, or set a redis:// URL".into()));
+        }
+        Ok(Arc::new(Redis::configured(self, &url, Some(provider))?))
+    }
+
+    /// The URL. There is no default: a program that does not say where its locks are
+    /// must not run without exclusion.
+    fn parsed_url(&self) -> Result<Url> {
+        let url = self.url.as_deref().ok_or_else(|| {
+            fault("no backend is configured; set `url`, for example redis://localhost:6379 (DLOCK_URL if you read the environment), or ask for memory:// to lock inside this process only".into())
+        })?;
+        parse_url(url)
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Config {
     /// A client of the crate `redis` with the address, credentials and certificates
     /// that the configuration has now. Hidden, and not covered by semantic versioning.
     ///
@@ -66,34 +89,8 @@ impl Config {
     /// # Cancel safety
     /// Dropping the future changes nothing: it only reads files.
     #[doc(hidden)]
-    #[cfg(feature = "redis")]
     pub async fn redis_client(&self) -> Result<redis::Client> {
-        crate::backend::redis::client(self, &parse_url(&self.url)?).await
+        let settings = Settings::from(self.clone());
+        crate::backend::redis::client(&settings, &settings.parsed_url()?).await
     }
-
-    /// The Redis backend that the URL names, with credentials from a provider.
-    #[cfg(feature = "redis")]
-    pub(crate) fn redis_with(&self, provider: Provider) -> Result<Arc<dyn Backend>> {
-        let url = parse_url(&self.url)?;
-        if url.scheme() == "memory" {
-            return Err(fault("memory:// takes no credentials; remove the provider of Redis credentials, or set a redis:// URL".into()));
-        }
-        Ok(Arc::new(Redis::configured(self, &url, Some(provider))?))
-    }
-}
-
-fn unknown_scheme(scheme: &str) -> Error {
-    fault(format!("unknown scheme `{scheme}://`; this build supports {}://", SCHEMES.join("://, ")))
-}
-
-/// Parses a URL whose scheme is known.
-pub(super) fn parse_url(url: &str) -> Result<Url> {
-    // The URL may hold a password, so an error does not repeat it.
-    let url = Url::parse(url).map_err(|error| {
-        fault(format!("the URL is not valid ({error}); write for example memory://"))
-    })?;
-    if !SCHEMES.contains(&url.scheme()) {
-        return Err(unknown_scheme(url.scheme()));
-    }
-    Ok(url)
 }

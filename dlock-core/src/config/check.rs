@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::settings::DEFAULT_MAX_WAITERS;
 use super::values::fault;
-use super::{Config, DEFAULT_MAX_WAITERS, MAX_TTL, MIN_TTL};
+use super::{MAX_TTL, MIN_TTL, Settings};
 use crate::error::Result;
 
 /// The longest `call_timeout`.
@@ -13,7 +14,7 @@ pub(super) const MAX_NAME_BYTES: usize = 64;
 /// The longest `client_name`.
 const MAX_CLIENT_NAME_BYTES: usize = 256;
 
-impl Config {
+impl Settings {
     /// Checks that every value is within its bounds.
     pub(crate) fn check(&self) -> Result<()> {
         let bounded = |name: &str, value: Duration, max: Duration| {
@@ -42,13 +43,7 @@ impl Config {
                 "`max_waiters` is 0, so no task could wait; the default is {DEFAULT_MAX_WAITERS}"
             )));
         }
-        let name = &self.namespace;
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(plain) {
-            return Err(fault(format!(
-                "`namespace` must be 1 to {MAX_NAME_BYTES} letters, digits, `-`, `_` or `.`"
-            )));
-        }
+        check_namespace(&self.namespace)?;
         let client = self.client_name.as_deref().unwrap_or("ok");
         if client.is_empty()
             || client.len() > MAX_CLIENT_NAME_BYTES
@@ -60,4 +55,15 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// Checks that a namespace can be a part of the names in the store.
+pub(crate) fn check_namespace(name: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(plain) {
+        return Err(fault(format!(
+            "`namespace` must be 1 to {MAX_NAME_BYTES} letters, digits, `-`, `_` or `.`"
+        )));
+    }
+    Ok(())
 }

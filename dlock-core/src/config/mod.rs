@@ -1,16 +1,22 @@
 //! The configuration of a client, from code, a file, the environment or a URL. An
 //! option has the same name and the same meaning wherever it is written.
 //!
+//! A [`Config`] is what was said. Several are merged, and `settings` adds the defaults:
+//! what the client uses is a [`Settings`]. Only the URL has no default, so that nobody
+//! gets a backend that nobody chose.
+//!
 //! `sources` reads options by name, `file` reads them through serde, `values` parses
-//! single values, `check` knows the bounds, and `backends` makes the backend that
-//! the URL names.
+//! single values, `check` knows the bounds, `url` reads the URL, and `backends` makes the
+//! backend that it names.
 
 mod backends;
 mod check;
 mod file;
+mod settings;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod url;
 pub(crate) mod values;
 
 use std::collections::BTreeMap;
@@ -18,69 +24,60 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use url::Url;
+use ::url::Url;
 
-use crate::machine::{HandoverLimits, Limits};
+#[cfg(feature = "redis")]
+pub(crate) use self::check::check_namespace;
+pub(crate) use self::settings::Settings;
 
 /// The longest ttl, `release_after` and `hold_at_least`: a day.
 pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// The shortest ttl and the shortest `call_timeout`.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(1);
 
-const DEFAULT_URL: &str = "memory://";
-const DEFAULT_NAMESPACE: &str = "default";
-/// Long enough for a process that is paused for some seconds, short enough to wait
-/// for after a crash.
-const DEFAULT_TTL: Duration = Duration::from_secs(30);
-const DEFAULT_WAIT: Duration = Duration::from_secs(10);
-/// Well below a third of the default ttl, after which a lease is renewed.
-const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(2);
-/// With the time below: a hot lock is handed over often enough to hide the network,
-/// and other processes wait some milliseconds at most.
-const DEFAULT_MAX_HANDOVERS: u32 = 64;
-const DEFAULT_MAX_HANDOVER_TIME: Duration = Duration::from_millis(5);
-/// A notice takes some milliseconds; this leaves room for a slow network.
-const DEFAULT_BREAK_DELAY: Duration = Duration::from_millis(500);
-/// How long `try_lock` waits for the backend's answer at most.
-const MAX_ATTEMPT: Duration = Duration::from_secs(1);
-const DEFAULT_MAX_WAITERS: usize = 10_000;
-
-/// The options of a client.
+/// What was said about the options of a client. `None` is what was not said: it has
+/// its default, or what another configuration says.
+///
+/// Several configurations are merged option by option, and the later one wins where it
+/// says something: [`DlockBuilder::config`](crate::DlockBuilder::config).
 ///
 /// ```
+/// use std::time::Duration;
+///
 /// let config: dlock::Config =
 ///     serde_json::from_str(r#"{ "url": "memory://", "ttl": "10s", "wait": "unlimited" }"#).unwrap();
-/// assert_eq!(config.ttl.as_secs(), 10);
-/// assert_eq!(config.wait, None);
+/// assert_eq!(config.ttl, Some(Duration::from_secs(10)));
+/// assert_eq!(config.wait, Some(None));
+/// assert_eq!(config.call_timeout, None); // not said: 2 s
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
     /// The URL of the backend that keeps the locks: `memory://`, `memory://name`,
     /// `redis://user:password@host:port/database`, `rediss://` for TLS,
-    /// `redis+unix:///run/redis.sock`. Default `memory://`.
-    pub url: String,
+    /// `redis+unix:///run/redis.sock`. There is no default.
+    pub url: Option<String>,
     /// The namespace, which separates the keys of one application from those of
     /// others. Default `default`.
-    pub namespace: String,
+    pub namespace: Option<String>,
     /// How long a lock outlives its process. Default 30 s.
-    pub ttl: Duration,
-    /// How long `lock()` waits; `None` (written `unlimited`) is without limit.
+    pub ttl: Option<Duration>,
+    /// How long `lock()` waits; `Some(None)` (written `unlimited`) is without limit.
     /// Default 10 s.
-    pub wait: Option<Duration>,
+    pub wait: Option<Option<Duration>>,
     /// How long one call to the backend may take. Default 2 s.
-    pub call_timeout: Duration,
+    pub call_timeout: Option<Duration>,
     /// How often a lock is handed over between tasks of this process before other
     /// processes get it. Default 64.
-    pub max_handovers: u32,
+    pub max_handovers: Option<u32>,
     /// For how long a lock is handed over between tasks of this process before other
     /// processes get it. Default 5 ms.
-    pub max_handover_time: Duration,
+    pub max_handover_time: Option<Duration>,
     /// How long a broken lock stays taken, so that its holder hears of it before
     /// somebody else is let in. Default 500 ms.
-    pub break_delay: Duration,
+    pub break_delay: Option<Duration>,
     /// How many tasks of this process may wait for one key. Default 10,000.
-    pub max_waiters: usize,
+    pub max_waiters: Option<usize>,
     /// The name under which operators see this client. Default: `POD_NAME` or the
     /// host's name, and the process id.
     pub client_name: Option<String>,
@@ -91,7 +88,7 @@ pub struct Config {
     pub database: Option<i64>,
     /// Whether a server that may evict locks from its memory is used. Default: it is
     /// refused.
-    pub eviction: Eviction,
+    pub eviction: Option<Eviction>,
     /// The file with the certificates of the authorities to trust (PEM), instead of
     /// the system's, for `rediss://`.
     pub tls_ca: Option<PathBuf>,
@@ -134,41 +131,54 @@ pub struct Policy {
     pub wait: Option<Option<Duration>>,
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Config {
-            url: DEFAULT_URL.into(),
-            namespace: DEFAULT_NAMESPACE.into(),
-            ttl: DEFAULT_TTL,
-            wait: Some(DEFAULT_WAIT),
-            call_timeout: DEFAULT_CALL_TIMEOUT,
-            max_handovers: DEFAULT_MAX_HANDOVERS,
-            max_handover_time: DEFAULT_MAX_HANDOVER_TIME,
-            break_delay: DEFAULT_BREAK_DELAY,
-            max_waiters: DEFAULT_MAX_WAITERS,
-            client_name: None,
-            password_file: None,
-            database: None,
-            eviction: Eviction::default(),
-            tls_ca: None,
-            tls_cert: None,
-            tls_key: None,
-            policies: BTreeMap::new(),
-        }
-    }
-}
-
 impl Config {
-    /// The policy of this name; one that changes nothing if it is not configured.
-    pub(crate) fn policy(&self, name: &str) -> Policy {
-        self.policies.get(name).copied().unwrap_or_default()
-    }
-
-    pub(crate) fn limits(&self) -> Limits {
-        Limits {
-            handover: HandoverLimits { count: self.max_handovers, time: self.max_handover_time },
-            waiters: self.max_waiters,
-            attempt: self.call_timeout.min(MAX_ATTEMPT),
+    /// Adds what another configuration says; it wins where both say something.
+    pub(crate) fn merge(&mut self, later: Config) {
+        fn or<T>(option: &mut Option<T>, later: Option<T>) {
+            if later.is_some() {
+                *option = later;
+            }
+        }
+        // Without `..`, so that no option can be forgotten here.
+        let Config {
+            url,
+            namespace,
+            ttl,
+            wait,
+            call_timeout,
+            max_handovers,
+            max_handover_time,
+            break_delay,
+            max_waiters,
+            client_name,
+            password_file,
+            database,
+            eviction,
+            tls_ca,
+            tls_cert,
+            tls_key,
+            policies,
+        } = later;
+        or(&mut self.url, url);
+        or(&mut self.namespace, namespace);
+        or(&mut self.ttl, ttl);
+        or(&mut self.wait, wait);
+        or(&mut self.call_timeout, call_timeout);
+        or(&mut self.max_handovers, max_handovers);
+        or(&mut self.max_handover_time, max_handover_time);
+        or(&mut self.break_delay, break_delay);
+        or(&mut self.max_waiters, max_waiters);
+        or(&mut self.client_name, client_name);
+        or(&mut self.password_file, password_file);
+        or(&mut self.database, database);
+        or(&mut self.eviction, eviction);
+        or(&mut self.tls_ca, tls_ca);
+        or(&mut self.tls_cert, tls_cert);
+        or(&mut self.tls_key, tls_key);
+        for (name, Policy { ttl, wait }) in policies {
+            let policy = self.policies.entry(name).or_default();
+            or(&mut policy.ttl, ttl);
+            or(&mut policy.wait, wait);
         }
     }
 }
@@ -176,7 +186,7 @@ impl Config {
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
-            .field("url", &redacted(&self.url))
+            .field("url", &self.url.as_deref().map(redacted))
             .field("namespace", &self.namespace)
             .field("ttl", &self.ttl)
             .field("wait", &self.wait)
@@ -186,8 +196,9 @@ impl fmt::Debug for Config {
 
 /// The URL without user, password and query.
 fn redacted(url: &str) -> String {
-    match Url::parse(url) {
-        Ok(url) => format!("{}://{}", url.scheme(), url.host_str().unwrap_or("")),
-        Err(_) => "(not a URL)".into(),
-    }
+    let Ok(url) = Url::parse(url) else { return "(not a URL)".into() };
+    let host = url.host_str().unwrap_or("");
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    let path = url.path().trim_end_matches('/');
+    format!("{}://{host}{port}{path}", url.scheme())
 }

@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
-use super::backends::parse_url;
 use super::check::MAX_NAME_BYTES;
+use super::url::parse_url;
 use super::values::{dotted, duration, fault, is_foreign, number, wait_limit};
 use super::{Config, Eviction};
 use crate::error::Result;
@@ -32,7 +32,7 @@ pub(super) const OPTIONS: &[&str] = &[
 ];
 
 impl Config {
-    /// The default configuration with the options of this URL's query:
+    /// A configuration with the options of this URL's query:
     /// `memory://?ttl=10s`.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The default configuration with the options of environment variables: with the
+    /// A configuration with the options of environment variables: with the
     /// prefix `DLOCK_` these are `DLOCK_URL`, `DLOCK_TTL` and so on.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Config {
         Self::from_vars(prefix, std::env::vars_os().filter_map(utf8))
     }
 
-    /// The default configuration with the options of these variables, which are read
+    /// A configuration with the options of these variables, which are read
     /// as [`from_env`](Self::from_env) reads those of the process.
     ///
     /// # Errors
@@ -88,26 +88,26 @@ impl Config {
     pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
         match name {
             "url" => return self.set_url(value),
-            "namespace" => self.namespace = value.to_owned(),
-            "ttl" => self.ttl = duration(name, value)?,
-            "wait" => self.wait = wait_limit(name, value)?,
-            "call_timeout" => self.call_timeout = duration(name, value)?,
-            "max_handovers" => self.max_handovers = number(name, value)?,
-            "max_handover_time" => self.max_handover_time = duration(name, value)?,
-            "break_delay" => self.break_delay = duration(name, value)?,
-            "max_waiters" => self.max_waiters = number(name, value)?,
+            "namespace" => self.namespace = Some(value.to_owned()),
+            "ttl" => self.ttl = Some(duration(name, value)?),
+            "wait" => self.wait = Some(wait_limit(name, value)?),
+            "call_timeout" => self.call_timeout = Some(duration(name, value)?),
+            "max_handovers" => self.max_handovers = Some(number(name, value)?),
+            "max_handover_time" => self.max_handover_time = Some(duration(name, value)?),
+            "break_delay" => self.break_delay = Some(duration(name, value)?),
+            "max_waiters" => self.max_waiters = Some(number(name, value)?),
             "client_name" => self.client_name = Some(value.to_owned()),
             "password_file" => self.password_file = Some(value.into()),
             "database" => self.database = Some(number(name, value)?),
             "eviction" => {
-                self.eviction = match value {
+                self.eviction = Some(match value {
                     "refuse" => Eviction::Refuse,
                     "warn" => Eviction::Warn,
                     _ => {
                         let what = format!("`eviction` is `{value}`; write `refuse` or `warn`");
                         return Err(fault(what));
                     }
-                }
+                });
             }
             "tls_ca" => self.tls_ca = Some(value.into()),
             "tls_cert" => self.tls_cert = Some(value.into()),
@@ -154,7 +154,7 @@ impl Config {
             self.set(name, value)?;
         }
         url.set_query(None);
-        self.url = url.into();
+        self.url = Some(url.into());
         Ok(())
     }
 }

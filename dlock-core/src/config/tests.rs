@@ -48,14 +48,14 @@ fn every_source_says_the_same_of_a_policy() {
     assert_eq!(file.policies, url.policies);
     assert_eq!(url.policies, vars.policies);
     let policy = Policy { ttl: Some(Duration::from_secs(5)), wait: Some(None) };
-    assert_eq!(url.policy("flash_sale"), policy);
-    assert_eq!(url.policy("unheard_of"), Policy::default());
+    assert_eq!(Settings::from(url.clone()).policy("flash_sale"), policy);
+    assert_eq!(Settings::from(url.clone()).policy("unheard_of"), Policy::default());
 }
 
 #[test]
 fn variables_override_the_query_of_the_url() {
     let config = env(&[("DLOCK_TTL", "7s"), ("DLOCK_URL", "memory://?ttl=5s")]).unwrap();
-    assert_eq!(config.ttl, Duration::from_secs(7));
+    assert_eq!(config.ttl, Some(Duration::from_secs(7)));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn faults_name_what_is_valid() {
     };
     says(Config::from_url("carrier-pigeon://x"), "memory://");
     says(Config::from_url("memory://?color=red"), "namespace, ttl, wait");
-    says(Config::from_url("no url at all"), "write for example memory://");
+    says(Config::from_url("no url at all"), "write for example redis://");
     says(Config::from_url("memory://?ttl=soon"), "such as 150ms, 30s");
     says(env(&[("DLOCK_NAMESPCE", "x")]), "unknown option `namespce`");
     says(Config::from_url("memory://?max_waiters=-1"), "max_waiters");
@@ -80,7 +80,7 @@ fn faults_name_what_is_valid() {
 
 #[test]
 fn bounds_are_checked() {
-    let check = |url: &str| Config::from_url(url).and_then(|config| config.check());
+    let check = |url: &str| Config::from_url(url).and_then(|config| Settings::from(config).check());
     for url in [
         "memory://?ttl=0s",
         "memory://?ttl=25h",
@@ -98,7 +98,8 @@ fn bounds_are_checked() {
 
 #[test]
 fn secrets_are_not_shown() {
-    let config = Config { url: "redis://u:hunter2@h/0?x=hunter2".into(), ..Config::default() };
+    let config =
+        Config { url: Some("redis://u:hunter2@h/0?x=hunter2".into()), ..Config::default() };
     assert!(!format!("{config:?}").contains("hunter2"));
     let error = Config::from_url("rediz://u:hunter2@h").unwrap_err();
     assert!(!format!("{error} {error:?}").contains("hunter2"));
@@ -110,11 +111,59 @@ fn secrets_are_not_shown() {
 fn the_password_file_is_read() {
     let path = std::env::temp_dir().join(format!("dlock-password-{}", std::process::id()));
     std::fs::write(&path, "hunter2\n").unwrap();
-    let mut config = Config { password_file: Some(path.clone()), ..Config::default() };
+    let mut config = Settings::from(Config::from_url("memory://").unwrap());
+    config.password_file = Some(path.clone());
     assert_eq!(read_password(&path).unwrap(), "hunter2");
     let error = config.backend().map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("no users or passwords"), "{error}");
     std::fs::remove_file(&path).unwrap();
     config.password_file = Some(path);
     assert!(config.backend().map(|_| ()).unwrap_err().to_string().contains("cannot read"));
+}
+
+#[test]
+fn the_later_configuration_wins_only_where_it_says_something() {
+    let mut config =
+        Config::from_url("memory://shop?ttl=5s&policy.a.ttl=1s&policy.a.wait=2s").unwrap();
+    config.merge(env(&[]).unwrap());
+    assert_eq!(config.url.as_deref(), Some("memory://shop"));
+    config.merge(env(&[("DLOCK_WAIT", "unlimited"), ("DLOCK_POLICY_A_TTL", "3s")]).unwrap());
+    let expected =
+        Config::from_url("memory://shop?ttl=5s&wait=unlimited&policy.a.ttl=3s&policy.a.wait=2s");
+    assert_eq!(config, expected.unwrap());
+    // The default is a value like any other once somebody says it.
+    config.merge(env(&[("DLOCK_TTL", "30s")]).unwrap());
+    assert_eq!(config.ttl, Some(Duration::from_secs(30)));
+}
+
+#[test]
+fn no_backend_is_chosen_silently() {
+    let error = Settings::from(env(&[]).unwrap()).backend().map(|_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("no backend is configured; set `url`"), "{error}");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn urls_that_are_almost_right_say_what_was_meant() {
+    for (url, meant) in [
+        ("reids://localhost", "did you mean redis://?"),
+        ("redsi://localhost", "did you mean redis://?"),
+        ("redis+unx:///run/redis.sock", "did you mean redis+unix://?"),
+        ("unix:///run/redis.sock", "did you mean redis+unix://?"),
+        ("valkey://localhost", "did you mean redis://?"),
+        ("momory://", "did you mean memory://?"),
+        ("rediss:/hunter2@localhost", "write rediss://"),
+        ("redis:localhost:6379", "write redis://"),
+        ("localhost:6379", "write for example redis:// before the host"),
+        ("user:hunter2@localhost", "write for example redis:// before the host"),
+        ("localhost", "write for example redis:// before the host"),
+        ("/run/redis.sock", "write redis+unix:// before the path"),
+        ("", "the URL is empty"),
+    ] {
+        let error = Config::from_url(url).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+        assert!(error.to_string().contains(meant), "{url}: {error}");
+        assert!(!error.to_string().contains("hunter2"), "{url}: {error}");
+    }
 }

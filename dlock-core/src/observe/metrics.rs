@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::sync::OnceLock;
 
 use hashbrown::HashMap;
-use metrics::{Counter, Histogram, Label, Level, Metadata, with_recorder};
+use metrics::{Counter, Gauge, Histogram, Label, Level, Metadata, with_recorder};
 use parking_lot::Mutex;
 
 use crate::collections::Map;
@@ -24,6 +24,8 @@ struct Series {
     renewed: metrics::Key,
     uncertain: metrics::Key,
     lost: metrics::Key,
+    held: metrics::Key,
+    waiting: metrics::Key,
 }
 
 impl Series {
@@ -40,6 +42,8 @@ impl Series {
             renewed: named("dlock_renewed_total"),
             uncertain: named("dlock_uncertain_total"),
             lost: named("dlock_lost_total"),
+            held: named("dlock_held"),
+            waiting: named("dlock_waiting"),
             label,
         }
     }
@@ -71,8 +75,62 @@ fn counter(key: &metrics::Key) -> Counter {
     with_recorder(|recorder| recorder.register_counter(key, &METADATA))
 }
 
+fn gauge(key: &metrics::Key) -> Gauge {
+    with_recorder(|recorder| recorder.register_gauge(key, &METADATA))
+}
+
 fn histogram(key: &metrics::Key) -> Histogram {
     with_recorder(|recorder| recorder.register_histogram(key, &METADATA))
+}
+
+/// A task that asks for a lock, in the gauge `dlock_waiting` until this is dropped: the
+/// task may give up at any await.
+pub(crate) struct Waiting(Gauge);
+
+impl Waiting {
+    pub(crate) fn new(key: &Key) -> Self {
+        let gauge = gauge(&Series::of(key).waiting);
+        gauge.increment(1);
+        Waiting(gauge)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.decrement(1);
+    }
+}
+
+/// Gives the recorder the help text of every metric, for each new client: the recorder
+/// may have been installed after the last one.
+pub(crate) fn describe() {
+    use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+
+    describe_counter!("dlock_acquired_total", "Locks that were acquired.");
+    describe_counter!(
+        "dlock_waited_total",
+        "Locks that were not acquired at once; on a remote store a round trip counts as well."
+    );
+    describe_counter!(
+        "dlock_handed_over_total",
+        "Locks that were handed over by another task of the same process."
+    );
+    describe_counter!("dlock_refused_total", "Requests for a lock that ended with an error.");
+    describe_counter!("dlock_renewed_total", "Leases that were renewed.");
+    describe_counter!("dlock_uncertain_total", "Renewals that failed while the lock was held.");
+    describe_counter!("dlock_lost_total", "Locks that were lost while they were held.");
+    describe_gauge!("dlock_held", "Guards that exist now.");
+    describe_gauge!("dlock_waiting", "Requests for a lock that are under way now.");
+    describe_histogram!(
+        "dlock_wait_seconds",
+        Unit::Seconds,
+        "Time from the request for a lock until it was acquired."
+    );
+    describe_histogram!(
+        "dlock_hold_seconds",
+        Unit::Seconds,
+        "Time from the acquisition of a lock until it was released."
+    );
 }
 
 /// Records an event.
@@ -81,6 +139,7 @@ pub(crate) fn record(event: &Event<'_>) {
         Event::Acquired { key, waited, handed_over, .. } => {
             let series = Series::of(key);
             counter(&series.acquired).increment(1);
+            gauge(&series.held).increment(1);
             if handed_over {
                 counter(&series.handed_over).increment(1);
             }
@@ -94,7 +153,11 @@ pub(crate) fn record(event: &Event<'_>) {
             let labels = vec![Series::of(key).label.clone(), kind];
             counter(&metrics::Key::from_parts("dlock_refused_total", labels)).increment(1);
         }
-        Event::Released { key, held } => histogram(&Series::of(key).hold).record(held),
+        Event::Released { key, held } => {
+            let series = Series::of(key);
+            gauge(&series.held).decrement(1);
+            histogram(&series.hold).record(held);
+        }
         Event::Renewed { key } => counter(&Series::of(key).renewed).increment(1),
         Event::Uncertain { key, .. } => counter(&Series::of(key).uncertain).increment(1),
         Event::Lost { key, .. } => counter(&Series::of(key).lost).increment(1),

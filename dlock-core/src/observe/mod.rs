@@ -7,14 +7,23 @@
 //! | `dlock::lock` | `refused` | debug | `key`, `error` |
 //! | `dlock::lock` | `released` | debug | `key`, `held_us` |
 //! | `dlock::lease` | `renewed` | trace | `key` |
-//! | `dlock::lease` | `uncertain` | warn | `key`, `error` |
+//! | `dlock::lease` | `uncertain` | debug | `key`, `error` |
+//! | `dlock::lease` | `locks cannot be renewed ..`, when an outage begins | warn | `key`, `error` |
+//! | `dlock::lease` | `locks still cannot be renewed`, once a minute | warn | `key`, `error`, `since_s`, `failed`, `lost` |
+//! | `dlock::lease` | `locks can be renewed again`, when it ends | warn | `lasted_s`, `failed`, `lost` |
 //! | `dlock::lease` | `lost` | error | `key`, `reason` |
+//! | `dlock::client` | `connected`, or `connects when it is first used` | info | `backend`, `address`, `namespace`, `ttl`, `wait` |
+//! | `dlock::http` | the cause of a response of axum: `unavailable` | warn | `key`, `error`, `status` |
+//! | `dlock::http` | the same: `failed` | error | `key`, `error`, `status` |
+//!
+//! The lines about an outage are for the whole client; the hook and the metrics get every
+//! event.
 //!
 //! With the feature `metrics` there are the counters `dlock_acquired_total`,
 //! `dlock_waited_total`, `dlock_handed_over_total`, `dlock_refused_total`
 //! (with `kind`), `dlock_renewed_total`, `dlock_uncertain_total`,
-//! `dlock_lost_total`, and the histograms `dlock_wait_seconds` and
-//! `dlock_hold_seconds`.
+//! `dlock_lost_total`, the gauges `dlock_held` and `dlock_waiting`, and the histograms
+//! `dlock_wait_seconds` and `dlock_hold_seconds`.
 //!
 //! `key` is the key's template or the name given in code, not its values; for a key
 //! that was made from a string it is that string: see
@@ -23,12 +32,16 @@
 
 pub(crate) mod dispatch;
 #[cfg(feature = "metrics")]
-mod metrics;
+pub(crate) mod metrics;
+mod outage;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
+use self::outage::{Counts, Line, Outage};
 use crate::claim::LossReason;
 use crate::error::Error;
 use crate::key::Key;
@@ -90,6 +103,8 @@ pub(crate) type Hook = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 #[derive(Clone, Default)]
 pub(crate) struct Observer {
     hook: Option<Hook>,
+    /// Clones share it: one client has one outage.
+    outage: Arc<Mutex<Outage>>,
 }
 
 impl fmt::Debug for Observer {
@@ -100,13 +115,15 @@ impl fmt::Debug for Observer {
 
 impl Observer {
     pub(crate) fn new(hook: Option<Hook>) -> Self {
-        Observer { hook }
+        #[cfg(feature = "metrics")]
+        metrics::describe();
+        Observer { hook, outage: Arc::default() }
     }
 
     /// Logs, metrics and the hook are other people's code, which runs in the task, in a
     /// drop or on the thread of the events: a panic of theirs must not end any of these.
     pub(crate) fn tell(&self, event: &Event<'_>) {
-        guarded(|| trace(event));
+        guarded(|| trace(event, &self.outage));
         #[cfg(feature = "metrics")]
         guarded(|| metrics::record(event));
         if let Some(hook) = &self.hook {
@@ -129,6 +146,7 @@ impl Observer {
     pub(crate) fn wants_renewals(&self) -> bool {
         self.hook.is_some()
             || cfg!(feature = "metrics")
+            || self.outage.lock().is_open() // the first renewal ends it
             || tracing::level_filters::LevelFilter::current() >= tracing::Level::TRACE
     }
 }
@@ -149,7 +167,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn trace(event: &Event<'_>) {
+fn trace(event: &Event<'_>, outage: &Mutex<Outage>) {
     match *event {
         Event::Acquired { key, token, waited, handed_over } => tracing::debug!(
             target: "dlock::lock",
@@ -163,12 +181,38 @@ fn trace(event: &Event<'_>) {
         ),
         Event::Renewed { key } => {
             tracing::trace!(target: "dlock::lease", key = key.label(), "renewed");
+            let line = outage.lock().renewed(Instant::now());
+            line.into_iter().for_each(|line| trace_outage(line, None));
         }
         Event::Uncertain { key, error } => {
-            tracing::warn!(target: "dlock::lease", key = key.label(), %error, "uncertain");
+            tracing::debug!(target: "dlock::lease", key = key.label(), %error, "uncertain");
+            let line = outage.lock().failed(Instant::now());
+            line.into_iter().for_each(|line| trace_outage(line, Some((key, error))));
         }
         Event::Lost { key, reason } => {
             tracing::error!(target: "dlock::lease", key = key.label(), %reason, "lost");
+            let line = outage.lock().lost(Instant::now());
+            line.into_iter().for_each(|line| trace_outage(line, None));
         }
+    }
+}
+
+/// Logs a line about an outage, with the lock whose renewal failed just now.
+fn trace_outage(line: Line, latest: Option<(&Key, &Error)>) {
+    let key = latest.map(|(key, _)| key.label());
+    let error = latest.map(|(_, error)| tracing::field::display(error));
+    match line {
+        Line::Began => tracing::warn!(
+            target: "dlock::lease", key, error,
+            "locks cannot be renewed; they are held until their deadline, and it is tried again"
+        ),
+        Line::GoesOn { since, counts: Counts { failed, lost } } => tracing::warn!(
+            target: "dlock::lease", key, error, since_s = since.as_secs(), failed, lost,
+            "locks still cannot be renewed"
+        ),
+        Line::Ended { lasted, counts: Counts { failed, lost } } => tracing::warn!(
+            target: "dlock::lease", lasted_s = lasted.as_secs(), failed, lost,
+            "locks can be renewed again"
+        ),
     }
 }

@@ -153,6 +153,8 @@ impl<G: LockGuard> Lock<G> {
     async fn acquire(&self, attempt: bool, until: Option<Moment>) -> Result<Result<G, Error>> {
         let key = self.key.as_ref().map_err(Clone::clone)?;
         let span = tracing::debug_span!(target: "dlock::lock", "acquire", key = key.label());
+        #[cfg(feature = "metrics")]
+        let _waiting = crate::observe::metrics::Waiting::new(key);
         let acquiring = self.acquire_key(key, attempt, until);
         let result =
             if span.is_disabled() { acquiring.await } else { acquiring.instrument(span).await };
@@ -259,7 +261,8 @@ impl<G: LockGuard> Lock<G> {
             }
             Refusal::TimedOut { trouble: Some(trouble), .. } => Err(error(ErrorKind::Unavailable)
                 .saying(format!(
-                    "the backend could not be reached for {}; check it, and try again",
+                    "{} (it was tried for {})",
+                    trouble.detail(),
                     humantime::format_duration(waited)
                 ))
                 .because(trouble)),

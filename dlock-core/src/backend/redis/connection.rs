@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use super::connector::{Connection, Connector};
 use super::scripts::Run;
 use super::{errors, server_check};
-use crate::config::{Config, Eviction};
+use crate::config::{Eviction, Settings};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How long reaching the server may take at most, greeting included.
@@ -63,7 +63,7 @@ struct Live {
 }
 
 impl Link {
-    pub(super) fn new(connector: Connector, config: &Config) -> Arc<Self> {
+    pub(super) fn new(connector: Connector, config: &Settings) -> Arc<Self> {
         let eviction = config.eviction;
         let connect_timeout = CONNECT_TIMEOUT.min(config.call_timeout * 3 / 4);
         let shown = connector.shown();

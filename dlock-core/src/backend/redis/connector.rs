@@ -15,7 +15,7 @@ use url::Url;
 
 use super::address::Address;
 use super::errors;
-use crate::config::Config;
+use crate::config::Settings;
 use crate::config::values::read_password;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -71,7 +71,7 @@ pub(super) enum Connector {
 impl Connector {
     /// The server that the configuration names.
     pub(super) fn configured(
-        config: &Config,
+        config: &Settings,
         url: &Url,
         provider: Option<Provider>,
     ) -> Result<Self> {

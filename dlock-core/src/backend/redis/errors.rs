@@ -8,6 +8,11 @@ use crate::error::{Error, ErrorKind, Operation};
 
 /// Not reached, so nothing was applied.
 pub(super) fn unreachable(error: &RedisError, address: &str) -> Error {
+    if error.detail().is_some_and(|detail| detail.contains(NO_DATABASE)) {
+        return Error::new(ErrorKind::Config, Operation::Connect).saying(format!(
+            "Redis at {address} has no database of this number; use a lower one in the path of the URL or in `database`, or raise `databases` in its configuration"
+        ));
+    }
     if let Some(code) = error.code().filter(|_| !error.is_io_error()) {
         return refusal(Operation::Connect, code, error.detail().unwrap_or_default());
     }
@@ -136,6 +141,8 @@ const FAULTS: &[(&str, ErrorKind, &str)] = &[
     ("CROSSSLOT", ErrorKind::Config, "this is a Redis Cluster, which this backend does not speak"),
 ];
 
+/// What Redis says of a database that it does not have, with the code `ERR`.
+const NO_DATABASE: &str = "DB index is out of range";
 /// What Redis 7.0 says of a command inside a script, with the code `ERR`.
 const NO_RIGHT_IN_SCRIPT: &str = "The user executing the script can't run";
 

@@ -40,7 +40,7 @@ use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
 use crate::claim::{
     AcquireOutcome, Answer, Claim, Grant, Holder, Release, ReleaseOutcome, RenewOutcome, Request,
 };
-use crate::config::Config;
+use crate::config::{Config, Settings, check_namespace};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
@@ -76,7 +76,7 @@ const MOST_TOKENS: u32 = 10_000;
 pub const FENCED_SET: &str = include_str!("lua/fenced_set.lua");
 
 /// A client of the driver crate, with the credentials of this moment.
-pub(crate) async fn client(config: &Config, url: &Url) -> Result<redis::Client> {
+pub(crate) async fn client(config: &Settings, url: &Url) -> Result<redis::Client> {
     Connector::configured(config, url, None)?.client().await
 }
 
@@ -96,8 +96,9 @@ impl Redis {
     /// Nothing is sent before the first call.
     ///
     /// # Errors
-    /// `Config` if the URL cannot be used.
+    /// `Config` if the URL or the namespace cannot be used.
     pub fn new(url: &str, namespace: &str) -> Result<Self> {
+        check_namespace(namespace)?;
         let url = Url::parse(url).map_err(|error| {
             Error::new(ErrorKind::Config, Operation::Configure).saying(format!(
                 "the URL cannot be read ({error}); write for example redis://localhost/0"
@@ -105,13 +106,13 @@ impl Redis {
         })?;
         let address = Address::new(&url, None)?;
         let connector = Connector::address(address, &TlsFiles::default(), None, None)?;
-        let config = Config { namespace: namespace.to_owned(), ..Config::default() };
-        Ok(Self::over(connector, &config))
+        let config = Config { namespace: Some(namespace.to_owned()), ..Config::default() };
+        Ok(Self::over(connector, &config.into()))
     }
 
     /// The server that the configuration names.
     pub(crate) fn configured(
-        config: &Config,
+        config: &Settings,
         url: &Url,
         provider: Option<Provider>,
     ) -> Result<Self> {
@@ -119,11 +120,11 @@ impl Redis {
     }
 
     /// The server that the user is connected to already.
-    pub(crate) fn given(given: Given, config: &Config) -> Self {
+    pub(crate) fn given(given: Given, config: &Settings) -> Self {
         Self::over(Connector::Given(given), config)
     }
 
-    fn over(connector: Connector, config: &Config) -> Self {
+    fn over(connector: Connector, config: &Settings) -> Self {
         let link = Link::new(connector, config);
         let names = Names::new(&config.namespace);
         let channel = codec::channel(rand::random());

@@ -1,0 +1,110 @@
+//! The options that a client uses: what was said, and the defaults for the rest.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Config, Eviction, Policy, redacted};
+use crate::machine::{HandoverLimits, Limits};
+
+const DEFAULT_NAMESPACE: &str = "default";
+/// Long enough for a process that is paused for some seconds, short enough to wait
+/// for after a crash.
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
+const DEFAULT_WAIT: Duration = Duration::from_secs(10);
+/// Well below a third of the default ttl, after which a lease is renewed.
+const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// With the time below: a hot lock is handed over often enough to hide the network,
+/// and other processes wait some milliseconds at most.
+const DEFAULT_MAX_HANDOVERS: u32 = 64;
+const DEFAULT_MAX_HANDOVER_TIME: Duration = Duration::from_millis(5);
+/// A notice takes some milliseconds; this leaves room for a slow network.
+const DEFAULT_BREAK_DELAY: Duration = Duration::from_millis(500);
+/// How long `try_lock` waits for the backend's answer at most.
+const MAX_ATTEMPT: Duration = Duration::from_secs(1);
+pub(super) const DEFAULT_MAX_WAITERS: usize = 10_000;
+
+/// The options of a client, each with its value; see [`Config`] for what they mean.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// `None` only if the program gave a backend or a connection of its own.
+    pub(crate) url: Option<String>,
+    pub(crate) namespace: String,
+    pub(crate) ttl: Duration,
+    /// `None` is without limit.
+    pub(crate) wait: Option<Duration>,
+    pub(crate) call_timeout: Duration,
+    pub(crate) max_handovers: u32,
+    pub(crate) max_handover_time: Duration,
+    pub(crate) break_delay: Duration,
+    pub(crate) max_waiters: usize,
+    pub(crate) client_name: Option<String>,
+    pub(crate) password_file: Option<PathBuf>,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
+    pub(crate) database: Option<i64>,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
+    pub(crate) eviction: Eviction,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
+    pub(crate) tls_ca: Option<PathBuf>,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
+    pub(crate) tls_cert: Option<PathBuf>,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
+    pub(crate) tls_key: Option<PathBuf>,
+    pub(crate) policies: BTreeMap<String, Policy>,
+}
+
+impl From<Config> for Settings {
+    fn from(said: Config) -> Self {
+        Settings {
+            url: said.url,
+            namespace: said.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.into()),
+            ttl: said.ttl.unwrap_or(DEFAULT_TTL),
+            wait: said.wait.unwrap_or(Some(DEFAULT_WAIT)),
+            call_timeout: said.call_timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
+            max_handovers: said.max_handovers.unwrap_or(DEFAULT_MAX_HANDOVERS),
+            max_handover_time: said.max_handover_time.unwrap_or(DEFAULT_MAX_HANDOVER_TIME),
+            break_delay: said.break_delay.unwrap_or(DEFAULT_BREAK_DELAY),
+            max_waiters: said.max_waiters.unwrap_or(DEFAULT_MAX_WAITERS),
+            client_name: said.client_name,
+            password_file: said.password_file,
+            database: said.database,
+            eviction: said.eviction.unwrap_or_default(),
+            tls_ca: said.tls_ca,
+            tls_cert: said.tls_cert,
+            tls_key: said.tls_key,
+            policies: said.policies,
+        }
+    }
+}
+
+impl Settings {
+    /// The policy of this name; one that changes nothing if it is not configured.
+    pub(crate) fn policy(&self, name: &str) -> Policy {
+        self.policies.get(name).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            handover: HandoverLimits { count: self.max_handovers, time: self.max_handover_time },
+            waiters: self.max_waiters,
+            attempt: self.call_timeout.min(MAX_ATTEMPT),
+        }
+    }
+
+    /// The address for logs: without user, password and query.
+    pub(crate) fn address(&self) -> Option<String> {
+        self.url.as_deref().map(redacted)
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("url", &self.address())
+            .field("namespace", &self.namespace)
+            .field("ttl", &self.ttl)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
+    }
+}
