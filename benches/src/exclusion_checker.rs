@@ -1,14 +1,20 @@
-//! Checks mutual exclusion while the load runs.
+//! Checks exclusion while the load runs.
 //!
-//! Inside a process each key has a flag: a task that enters and finds the flag set
-//! has found an overlap. Between processes each critical section is a
-//! [`HeldInterval`] of the machine's monotonic clock, from after the acquire until
-//! before the release. That is a part of the time that the lock was really held, so
-//! two intervals that overlap are always a violation. A fencing token that does not
-//! increase is a violation too.
+//! Inside a process each key counts who is inside: a task that enters beside somebody
+//! who excludes it, or as one more than a semaphore has permits, has found a violation.
+//! Between processes each critical section is a [`HeldInterval`] of the machine's
+//! monotonic clock, from after the acquire until before the release. That is a part of
+//! the time that the lock was really held, so two intervals that overlap and exclude
+//! each other are always a violation. A fencing token that does not increase is a
+//! violation too: an exclusive token is above all before it, a shared one is above all
+//! exclusive ones before it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use dlock::Mode;
 
 use crate::clock;
 
@@ -17,6 +23,8 @@ use crate::clock;
 pub struct HeldInterval {
     /// The index of the key.
     pub key: u64,
+    /// How the key was held. A task takes one permit of a semaphore.
+    pub mode: Mode,
     /// The fencing token; 0 if the lock has none.
     pub token: u64,
     /// The time after the acquire, by [`clock::now`].
@@ -27,12 +35,17 @@ pub struct HeldInterval {
 
 impl HeldInterval {
     /// The length of an encoded interval, as processes send it to each other.
-    pub const BYTES: usize = 32;
+    pub const BYTES: usize = 40;
 
     /// Encodes the interval.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mode = match self.mode {
+            Mode::Shared => 1,
+            Mode::Permits { of, .. } => 1 + u64::from(of),
+            _ => 0,
+        };
         let mut bytes = [0; Self::BYTES];
-        let words = [self.key, self.token, self.from, self.until];
+        let words = [self.key, mode, self.token, self.from, self.until];
         for (target, word) in bytes.chunks_exact_mut(8).zip(words) {
             target.copy_from_slice(&word.to_le_bytes());
         }
@@ -45,7 +58,13 @@ impl HeldInterval {
             .chunks_exact(8)
             .filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?)));
         let mut next = || words.next();
-        Some(HeldInterval { key: next()?, token: next()?, from: next()?, until: next()? })
+        let key = next()?;
+        let mode = match next()? {
+            0 => Mode::Exclusive,
+            1 => Mode::Shared,
+            permits => Mode::Permits { count: 1, of: u32::try_from(permits - 1).ok()? },
+        };
+        Some(HeldInterval { key, mode, token: next()?, from: next()?, until: next()? })
     }
 }
 
@@ -60,9 +79,43 @@ pub struct ExclusionChecker {
 
 #[derive(Debug, Default)]
 struct KeyState {
-    inside: AtomicBool,
-    last_token: AtomicU64,
+    /// Exclusive holders count [`EXCLUSIVE`] each, all others 1.
+    inside: AtomicU64,
+    top_token: AtomicU64,
+    top_exclusive_token: AtomicU64,
     intervals: Mutex<Vec<HeldInterval>>,
+}
+
+/// The weight of an exclusive holder in the count of those inside.
+const EXCLUSIVE: u64 = 1 << 32;
+
+fn weight(mode: Mode) -> u64 {
+    if mode == Mode::Exclusive { EXCLUSIVE } else { 1 }
+}
+
+impl KeyState {
+    /// Counts a holder in; whether it may be inside beside the others.
+    fn enter(&self, mode: Mode) -> bool {
+        let before = self.inside.fetch_add(weight(mode), Ordering::AcqRel);
+        match mode {
+            Mode::Shared => before < EXCLUSIVE,
+            Mode::Permits { of, .. } => before < u64::from(of),
+            _ => before == 0,
+        }
+    }
+
+    /// Remembers a token; whether it increased as it must.
+    fn rises(&self, mode: Mode, token: u64) -> bool {
+        if token == 0 {
+            return true; // a peer, or a permit
+        }
+        let top = self.top_token.fetch_max(token, Ordering::AcqRel);
+        if mode == Mode::Exclusive {
+            self.top_exclusive_token.fetch_max(token, Ordering::AcqRel);
+            return token > top;
+        }
+        token > self.top_exclusive_token.load(Ordering::Acquire)
+    }
 }
 
 impl ExclusionChecker {
@@ -75,15 +128,14 @@ impl ExclusionChecker {
 
     /// Records that a task acquired this key. The task must drop the critical section
     /// before it releases the lock.
-    pub fn enter(&self, key: usize, token: u64) -> CriticalSection<'_> {
+    pub fn enter(&self, key: usize, mode: Mode, token: u64) -> CriticalSection<'_> {
         let state = &self.keys[key];
-        let occupied = state.inside.swap(true, Ordering::AcqRel);
-        let last = state.last_token.swap(token, Ordering::AcqRel);
-        if occupied || (token != 0 && token <= last) {
+        let (allowed, rises) = (state.enter(mode), state.rises(mode, token));
+        if !(allowed && rises) {
             self.violations.fetch_add(1, Ordering::Relaxed);
         }
         let (key, until) = (key as u64, 0);
-        let interval = HeldInterval { key, token, from: clock::now(), until };
+        let interval = HeldInterval { key, mode, token, from: clock::now(), until };
         CriticalSection { checker: self, state, interval }
     }
 
@@ -124,24 +176,56 @@ impl Drop for CriticalSection<'_> {
             let mut intervals = self.state.intervals.lock().unwrap_or_else(PoisonError::into_inner);
             intervals.push(self.interval);
         }
-        self.state.inside.store(false, Ordering::Release);
+        self.state.inside.fetch_sub(weight(self.interval.mode), Ordering::AcqRel);
     }
 }
 
-/// The number of intervals that began before an earlier one of the same key was over,
-/// or with a token that did not increase.
+/// The number of intervals that began beside another of the same key that excludes
+/// them, or with a token that did not increase.
 pub fn violations(mut intervals: Vec<HeldInterval>) -> u64 {
     intervals.sort_unstable_by_key(|it| (it.key, it.from));
-    let mut found = 0;
-    let mut before: Option<HeldInterval> = None;
-    for it in intervals {
-        if let Some(last) = before.filter(|last| last.key == it.key) {
-            found += u64::from(it.from < last.until || (it.token != 0 && it.token <= last.token));
+    let by_key = intervals.chunk_by(|one, two| one.key == two.key);
+    by_key
+        .map(|of_key| {
+            let mut sweep = Sweep::default();
+            of_key.iter().filter(|it| !sweep.enter(it)).count() as u64
+        })
+        .sum()
+}
+
+/// What is known of one key at the beginning of an interval.
+#[derive(Debug, Default)]
+struct Sweep {
+    exclusive_until: u64,
+    /// The ends of the readers or permits that are inside.
+    others: BinaryHeap<Reverse<u64>>,
+    top_token: u64,
+    top_exclusive_token: u64,
+}
+
+impl Sweep {
+    /// Adds the next interval; whether it may be beside those before it.
+    fn enter(&mut self, it: &HeldInterval) -> bool {
+        while self.others.peek().is_some_and(|until| until.0 <= it.from) {
+            self.others.pop();
         }
-        let until = before.filter(|last| last.key == it.key).map_or(0, |last| last.until);
-        before = Some(HeldInterval { until: it.until.max(until), ..it });
+        let exclusive = it.mode == Mode::Exclusive;
+        let top = if exclusive { self.top_token } else { self.top_exclusive_token };
+        let rises = it.token == 0 || it.token > top;
+        let allowed = match it.mode {
+            Mode::Permits { of, .. } => self.others.len() < of as usize,
+            Mode::Shared => self.exclusive_until <= it.from,
+            _ => self.exclusive_until <= it.from && self.others.is_empty(),
+        };
+        self.top_token = self.top_token.max(it.token);
+        if exclusive {
+            self.top_exclusive_token = self.top_exclusive_token.max(it.token);
+            self.exclusive_until = self.exclusive_until.max(it.until);
+        } else {
+            self.others.push(Reverse(it.until));
+        }
+        allowed && rises
     }
-    found
 }
 
 #[cfg(test)]
@@ -149,16 +233,16 @@ mod tests {
     use super::*;
 
     fn interval(key: u64, token: u64, from: u64, until: u64) -> HeldInterval {
-        HeldInterval { key, token, from, until }
+        HeldInterval { key, mode: Mode::Exclusive, token, from, until }
     }
 
     #[test]
     fn two_tasks_inside_are_a_violation() {
         let checker = ExclusionChecker::new(2, true);
-        let first = checker.enter(0, 1);
-        let elsewhere = checker.enter(1, 1);
+        let first = checker.enter(0, Mode::Exclusive, 1);
+        let elsewhere = checker.enter(1, Mode::Exclusive, 1);
         assert_eq!(checker.violations(), 0);
-        let second = checker.enter(0, 2);
+        let second = checker.enter(0, Mode::Exclusive, 2);
         assert_eq!(checker.violations(), 1);
         drop((first, second, elsewhere));
         assert_eq!(violations(checker.intervals()), 1);
@@ -167,8 +251,8 @@ mod tests {
     #[test]
     fn a_token_that_does_not_increase_is_a_violation() {
         let checker = ExclusionChecker::new(1, false);
-        drop(checker.enter(0, 7));
-        drop(checker.enter(0, 7));
+        drop(checker.enter(0, Mode::Exclusive, 7));
+        drop(checker.enter(0, Mode::Exclusive, 7));
         assert_eq!(checker.violations(), 1);
         assert!(checker.intervals().is_empty(), "they are not recorded");
         assert_eq!(violations(vec![interval(0, 5, 0, 1), interval(0, 4, 2, 3)]), 1);
@@ -177,6 +261,34 @@ mod tests {
             0,
             "a peer has no token"
         );
+    }
+
+    #[test]
+    fn a_semaphore_has_room_for_its_permits() {
+        let permit = Mode::Permits { count: 1, of: 2 };
+        let checker = ExclusionChecker::new(1, true);
+        let inside = (checker.enter(0, permit, 0), checker.enter(0, permit, 0));
+        assert_eq!(checker.violations(), 0);
+        let third = checker.enter(0, permit, 0);
+        assert_eq!(checker.violations(), 1);
+        drop((inside, third));
+        drop(checker.enter(0, permit, 0));
+        assert_eq!((checker.violations(), violations(checker.intervals())), (1, 1));
+    }
+
+    #[test]
+    fn readers_are_never_beside_a_writer() {
+        let checker = ExclusionChecker::new(1, true);
+        let readers = (checker.enter(0, Mode::Shared, 5), checker.enter(0, Mode::Shared, 4));
+        assert_eq!(checker.violations(), 0, "readers share");
+        let writer = checker.enter(0, Mode::Exclusive, 6);
+        assert_eq!(checker.violations(), 1);
+        drop(readers);
+        let beside = checker.enter(0, Mode::Shared, 7);
+        assert_eq!(checker.violations(), 2);
+        drop((writer, beside));
+        drop(checker.enter(0, Mode::Shared, 6)); // as old as the writer
+        assert_eq!((checker.violations(), violations(checker.intervals())), (3, 3));
     }
 
     #[test]

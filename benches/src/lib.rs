@@ -11,6 +11,7 @@
 
 pub mod clock;
 mod contended_lock;
+pub mod cpu;
 pub mod exclusion_checker;
 pub mod expiry_guard;
 pub mod interrupt;

@@ -88,6 +88,12 @@ impl Load {
         self.process * self.tasks + task
     }
 
+    /// The beginning and the end of the measured time of a run that starts at `start`.
+    pub(crate) fn measured_time(&self, start: u64) -> (u64, u64) {
+        let begins = start.saturating_add(clock::nanos(self.warmup));
+        (begins, begins.saturating_add(clock::nanos(self.duration)))
+    }
+
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         if self.tasks == 0 || self.processes == 0 {
             return Err(usage_error("tasks and processes must be at least 1"));
@@ -113,8 +119,7 @@ impl Load {
         recorder: &Arc<Recorder>,
         operation: impl Fn(usize) -> O,
     ) {
-        let counted = start.saturating_add(clock::nanos(self.warmup));
-        let end = counted.saturating_add(clock::nanos(self.duration));
+        let (counted, end) = self.measured_time(start);
         let mut running = JoinSet::new();
         for number in 0..self.tasks {
             let schedule = Schedule::new(self, number, start);

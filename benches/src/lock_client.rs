@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use dlock::{Config, Dlock, Guard, MAX_TTL, Mutex, ReleaseOutcome};
+use dlock::{Config, Dlock, Guard, Lock, MAX_TTL, Mode, Permits, ReleaseOutcome};
 use rand::RngExt as _;
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
@@ -22,11 +22,26 @@ pub enum Peer {
     Raw,
 }
 
+/// The kind of the locks of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockKind {
+    /// A mutex.
+    Mutex,
+    /// The read side of a read-write lock.
+    Shared,
+    /// A semaphore with this many permits, of which each task takes one.
+    Semaphore(u32),
+}
+
 /// The options of the locks of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LockOptions {
     /// The peer to measure; `None`: dlock.
     pub peer: Option<Peer>,
+    /// The kind of the locks.
+    pub kind: LockKind,
+    /// Whether the locks are fair: first come, first served over all processes.
+    pub fair: bool,
     /// The prefix of the keys of this run.
     pub key_prefix: String,
     /// The ttl of the locks.
@@ -38,7 +53,17 @@ impl LockOptions {
         if self.ttl < Duration::from_millis(1) || self.ttl > MAX_TTL {
             return Err(usage_error("the ttl must be between 1ms and 24h"));
         }
+        if self.peer.is_some() && (self.kind != LockKind::Mutex || self.fair) {
+            return Err(usage_error(
+                "the peers only have a mutex; leave --peer out, or --permits, --shared and --fair",
+            ));
+        }
         Ok(())
+    }
+
+    fn apply<G: dlock::LockGuard>(&self, lock: Lock<G>) -> Lock<G> {
+        let lock = lock.ttl(self.ttl).wait_unlimited();
+        if self.fair { lock.fair() } else { lock }
     }
 }
 
@@ -50,9 +75,40 @@ pub struct LockClient {
 }
 
 enum Implementation {
-    Dlock { dlock: Dlock, locks: Vec<Mutex> },
+    Dlock { dlock: Dlock, locks: Locks },
     Rslock { manager: rslock::LockManager, keys: Vec<String>, pings: MultiplexedConnection },
     Raw { connection: MultiplexedConnection, keys: Vec<String>, release: redis::Script },
+}
+
+/// The locks of dlock, one for each key.
+enum Locks {
+    Mutex(Vec<Lock<Guard>>),
+    Shared { reads: Vec<Lock<Guard>>, writes: Vec<Lock<Guard>> },
+    Semaphore { permits: Vec<Lock<Permits>>, of: u32 },
+}
+
+impl Locks {
+    fn new(dlock: &Dlock, options: &LockOptions, keys: usize) -> Self {
+        let names = || (0..keys).map(|key| format!("{}:{key}", options.key_prefix));
+        match options.kind {
+            LockKind::Mutex => {
+                Locks::Mutex(names().map(|key| options.apply(dlock.mutex(key))).collect())
+            }
+            LockKind::Shared => {
+                let side = |side: fn(&dlock::RwLock) -> Lock<Guard>| {
+                    names().map(|key| options.apply(side(&dlock.rwlock(key)))).collect()
+                };
+                Locks::Shared {
+                    reads: side(dlock::RwLock::read),
+                    writes: side(dlock::RwLock::write),
+                }
+            }
+            LockKind::Semaphore(of) => {
+                let permit = |key| options.apply(dlock.semaphore(key, of).permits(1));
+                Locks::Semaphore { permits: names().map(permit).collect(), of }
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for Implementation {
@@ -70,6 +126,8 @@ impl std::fmt::Debug for Implementation {
 pub enum HeldLock {
     /// A lock of dlock.
     Dlock(Guard),
+    /// A permit of a semaphore of dlock, and how many it has.
+    Permit(Permits, u32),
     /// A lock of rslock.
     Rslock(rslock::Lock),
     /// A lock written by hand: the random value of its holder.
@@ -81,7 +139,16 @@ impl HeldLock {
     pub fn token(&self) -> u64 {
         match self {
             HeldLock::Dlock(guard) => guard.token().get(),
-            HeldLock::Rslock(_) | HeldLock::Raw(_) => 0,
+            HeldLock::Permit(..) | HeldLock::Rslock(_) | HeldLock::Raw(_) => 0,
+        }
+    }
+
+    /// How the key is held.
+    pub fn mode(&self) -> Mode {
+        match self {
+            HeldLock::Dlock(guard) => guard.mode(),
+            HeldLock::Permit(permit, of) => Mode::Permits { count: permit.count(), of: *of },
+            HeldLock::Rslock(_) | HeldLock::Raw(_) => Mode::Exclusive,
         }
     }
 }
@@ -101,15 +168,13 @@ impl LockClient {
         keys: usize,
         tasks: usize,
     ) -> Result<Self> {
-        let &LockOptions { peer, ref key_prefix, ttl } = locks;
+        let &LockOptions { peer, ref key_prefix, ttl, .. } = locks;
         let implementation = match peer {
             None => {
                 let mut config = config.clone();
                 config.max_waiters = Some(config.max_waiters.unwrap_or(10_000).max(tasks + 1));
                 let dlock = Dlock::builder().config(config).connect().await?;
-                let lock =
-                    |key| dlock.mutex(format!("{key_prefix}:{key}")).ttl(ttl).wait_unlimited();
-                Implementation::Dlock { locks: (0..keys).map(lock).collect(), dlock }
+                Implementation::Dlock { locks: Locks::new(&dlock, locks, keys), dlock }
             }
             Some(Peer::Rslock) => {
                 server::check_reachable(config).await?;
@@ -141,7 +206,14 @@ impl LockClient {
     /// Fails if the backend fails.
     pub async fn acquire(&self, key: usize) -> Result<HeldLock> {
         Ok(match &self.implementation {
-            Implementation::Dlock { locks, .. } => HeldLock::Dlock(locks[key].lock().await?),
+            Implementation::Dlock { locks, .. } => match locks {
+                Locks::Mutex(locks) | Locks::Shared { reads: locks, .. } => {
+                    HeldLock::Dlock(locks[key].lock().await?)
+                }
+                Locks::Semaphore { permits, of } => {
+                    HeldLock::Permit(permits[key].lock().await?, *of)
+                }
+            },
             Implementation::Rslock { manager, keys, .. } => {
                 HeldLock::Rslock(manager.acquire_no_guard(keys[key].as_str(), self.ttl).await?)
             }
@@ -151,6 +223,19 @@ impl LockClient {
         })
     }
 
+    /// As [`acquire`](Self::acquire), but read-write locks are acquired for writing.
+    ///
+    /// # Errors
+    /// Fails if the backend fails.
+    pub async fn acquire_for_writing(&self, key: usize) -> Result<HeldLock> {
+        match &self.implementation {
+            Implementation::Dlock { locks: Locks::Shared { writes, .. }, .. } => {
+                Ok(HeldLock::Dlock(writes[key].lock().await?))
+            }
+            _ => self.acquire(key).await,
+        }
+    }
+
     /// Releases a lock and waits for the answer.
     ///
     /// # Errors
@@ -158,6 +243,7 @@ impl LockClient {
     pub async fn release(&self, key: usize, held: HeldLock) -> Result<()> {
         match (&self.implementation, held) {
             (_, HeldLock::Dlock(guard)) => release_guard(guard).await?,
+            (_, HeldLock::Permit(permit, _)) => check_released(permit.release().await?)?,
             (_, HeldLock::Rslock(lock)) => lock.release().await,
             (Implementation::Raw { connection, keys, release }, HeldLock::Raw(value)) => {
                 let mut connection = connection.clone();
@@ -209,7 +295,11 @@ impl LockClient {
 /// # Errors
 /// Fails if the lock was lost before, or the backend fails.
 pub async fn release_guard(guard: Guard) -> Result<()> {
-    match guard.release().await? {
+    check_released(guard.release().await?)
+}
+
+fn check_released(outcome: ReleaseOutcome) -> Result<()> {
+    match outcome {
         ReleaseOutcome::Released => Ok(()),
         ReleaseOutcome::AlreadyLost => bail!("the lock was lost while it was held"),
     }

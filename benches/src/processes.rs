@@ -25,7 +25,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use crate::clock;
 use crate::exclusion_checker::HeldInterval;
 use crate::measurement::Measurement;
-use crate::workload::{deduct, handoff, lock};
+use crate::workload::{bystander, deduct, handoff, lock};
 
 /// How to start a copy of the program that calls [`run_worker`].
 #[derive(Clone, Debug)]
@@ -45,14 +45,16 @@ pub enum Job {
     Lock(lock::Plan),
     Handoff(handoff::Plan),
     Deduct(deduct::Plan),
+    Bystander(bystander::Plan),
 }
 
 /// The result of one worker.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Counts and latencies.
     pub measured: Measurement,
-    /// The times when locks were held.
+    /// The times when locks were held. They follow the line of JSON as bytes.
+    #[serde(skip)]
     pub intervals: Vec<HeldInterval>,
     /// The time of the request for each interval, if the workload needs it.
     pub requested: Vec<u64>,
@@ -60,6 +62,11 @@ pub struct Report {
     pub pings: Vec<u64>,
     /// What the worker sold, if the workload sells.
     pub sold: SaleCounts,
+    /// The share of one core that the process used in the measured time, if the
+    /// workload measures it.
+    pub cpu: f64,
+    /// How many locks were lost, if the workload counts them.
+    pub lost: u64,
 }
 
 /// What one worker sold.
@@ -73,11 +80,8 @@ pub struct SaleCounts {
 
 #[derive(Serialize, Deserialize)]
 struct ReportHeader {
-    measured: Measurement,
+    report: Report,
     intervals: usize,
-    requested: Vec<u64>,
-    pings: Vec<u64>,
-    sold: SaleCounts,
 }
 
 /// Worker processes that are ready to start.
@@ -139,12 +143,11 @@ impl Workers {
         Ok(started)
     }
 
-    /// Starts all workers at the same time and collects their reports.
+    /// Starts all workers at `start`, by [`clock::now`], and collects their reports.
     ///
     /// # Errors
     /// Fails if a worker ends without a report.
-    pub async fn run(mut self) -> Result<Vec<Report>> {
-        let start = start_soon();
+    pub async fn run(mut self, start: u64) -> Result<Vec<Report>> {
         for worker in &mut self.workers {
             worker.input.write_all(format!("{start}\n").as_bytes()).await?;
         }
@@ -169,13 +172,12 @@ impl Worker {
     async fn report(&mut self) -> Result<Report> {
         let mut line = String::new();
         self.output.read_line(&mut line).await?;
-        let ReportHeader { measured, intervals, requested, pings, sold } =
-            serde_json::from_str(&line)?;
+        let ReportHeader { report, intervals } = serde_json::from_str(&line)?;
         let mut bytes = vec![0; intervals * HeldInterval::BYTES];
         self.output.read_exact(&mut bytes).await?;
         let intervals =
             bytes.chunks_exact(HeldInterval::BYTES).filter_map(HeldInterval::from_bytes).collect();
-        Ok(Report { measured, intervals, requested, pings, sold })
+        Ok(Report { intervals, ..report })
     }
 }
 
@@ -195,9 +197,9 @@ pub async fn run_worker(config: &Config) -> Result<()> {
         _ = read_line(&mut input) => None,
     };
     run.close().await;
-    let Some(report) = report.transpose()? else { return Ok(()) };
-    let Report { measured, intervals, requested, pings, sold } = report;
-    let header = ReportHeader { measured, intervals: intervals.len(), requested, pings, sold };
+    let Some(mut report) = report.transpose()? else { return Ok(()) };
+    let intervals = std::mem::take(&mut report.intervals);
+    let header = ReportHeader { report, intervals: intervals.len() };
     let mut bytes = format!("{}\n", serde_json::to_string(&header)?).into_bytes();
     bytes.extend(intervals.into_iter().flat_map(HeldInterval::to_bytes));
     write_stdout(&bytes).await
@@ -208,6 +210,7 @@ enum JobRun {
     Lock(lock::ProcessRun),
     Handoff(handoff::ProcessRun),
     Deduct(deduct::ProcessRun),
+    Bystander(bystander::ProcessRun),
 }
 
 impl JobRun {
@@ -218,6 +221,9 @@ impl JobRun {
                 JobRun::Handoff(handoff::ProcessRun::prepare(config, plan).await?)
             }
             Job::Deduct(plan) => JobRun::Deduct(deduct::ProcessRun::prepare(config, plan).await?),
+            Job::Bystander(plan) => {
+                JobRun::Bystander(bystander::ProcessRun::prepare(config, plan).await?)
+            }
         })
     }
 
@@ -226,6 +232,7 @@ impl JobRun {
             JobRun::Lock(run) => Ok(run.run(start).await),
             JobRun::Handoff(run) => run.run(start).await,
             JobRun::Deduct(run) => Ok(run.run(start).await),
+            JobRun::Bystander(run) => run.run(start).await,
         }
     }
 
@@ -234,6 +241,7 @@ impl JobRun {
             JobRun::Lock(run) => run.close().await,
             JobRun::Handoff(run) => run.close().await,
             JobRun::Deduct(run) => run.close().await,
+            JobRun::Bystander(run) => run.close().await,
         }
     }
 }

@@ -7,7 +7,7 @@ use clap::builder::TypedValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use dlock_bench::interrupt::Interrupt;
 use dlock_bench::load::Load;
-use dlock_bench::lock_client::{LockOptions, Peer};
+use dlock_bench::lock_client::{LockKind, LockOptions, Peer};
 use dlock_bench::processes;
 use dlock_bench::processes::Launcher;
 use dlock_bench::seller::Method;
@@ -26,6 +26,8 @@ Examples:
   dlock bench lock --url redis://localhost --tasks 500                one contended key
   dlock bench lock --url redis://localhost --tasks 500 --peer rslock  another crate, same load
   dlock bench lock --url redis://localhost --tasks 16 --processes 8
+  dlock bench lock --url redis://localhost --tasks 1200 --permits 200 --hold 50ms --bystander
+  dlock bench lock --url redis://localhost --tasks 200 --shared --hold 50ms --rate 2000
   dlock bench handoff --url redis://localhost
   dlock bench deduct --url redis://localhost --tasks 1000 --mode inventory
   dlock bench deduct --url redis://localhost --processes 4 --rate 5000
@@ -110,12 +112,34 @@ struct LockArguments {
     /// How long each lock is held
     #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
     hold: Duration,
+    /// Lock semaphores with this many permits; each task takes one
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    permits: Option<u32>,
+    /// Lock for reading; in the first half of the warm-up some locks are for writing, as a check
+    #[arg(long, conflicts_with = "permits")]
+    shared: bool,
+    /// Use fair locks: first come, first served over all processes
+    #[arg(long)]
+    fair: bool,
+    /// Let another process hold a mutex with a ttl of 2s on another key and send PINGs meanwhile
+    #[arg(long)]
+    bystander: bool,
     /// The ttl of the locks [default: as configured, 30s]
     #[arg(long, value_parser = humantime::parse_duration)]
     ttl: Option<Duration>,
     /// Measure this instead of dlock, to compare
     #[arg(long)]
     peer: Option<PeerName>,
+}
+
+impl LockArguments {
+    fn kind(&self) -> LockKind {
+        match self.permits {
+            Some(permits) => LockKind::Semaphore(permits),
+            None if self.shared => LockKind::Shared,
+            None => LockKind::Mutex,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -192,15 +216,19 @@ impl Bench {
         let key_prefix = format!("bench-{:016x}", rand::random::<u64>());
         match self.workload {
             Workload::Worker => Ok(()),
-            Workload::Lock(LockArguments { load, keys, hold, ttl, peer }) => {
+            Workload::Lock(arguments) => {
+                let kind = arguments.kind();
+                let LockArguments { load, keys, hold, fair, bystander, ttl, peer, .. } = arguments;
                 let ttl = ttl.or(config.ttl).unwrap_or(DEFAULT_TTL);
-                let locks = LockOptions { key_prefix, peer: peer.map(Peer::from), ttl };
-                let plan = lock::Plan { locks, load: load.into(), keys, hold };
+                let peer = peer.map(Peer::from);
+                let locks = LockOptions { peer, kind, fair, key_prefix, ttl };
+                let plan = lock::Plan { locks, load: load.into(), keys, hold, bystander };
                 print_outcome(common, &lock::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Handoff(HandoffArguments { rounds, ttl, peer }) => {
                 let ttl = ttl.or(config.ttl).unwrap_or(DEFAULT_TTL);
-                let locks = LockOptions { key_prefix, peer: peer.map(Peer::from), ttl };
+                let (peer, kind, fair) = (peer.map(Peer::from), LockKind::Mutex, false);
+                let locks = LockOptions { peer, kind, fair, key_prefix, ttl };
                 let plan = handoff::Plan { locks, rounds };
                 print_outcome(common, &handoff::run(&config, plan, &launcher, &interrupt).await?)
             }
@@ -234,9 +262,11 @@ fn print_outcome(common: &Common, outcome: &impl Serialize) -> Result<()> {
         return output::print_json(outcome);
     }
     for (name, value) in output::fields(outcome)? {
-        let shown = match value.as_f64().filter(|_| name.ends_with("_us")) {
-            Some(micros) => output::latency(micros),
-            None => value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned),
+        let shown = match value.as_f64() {
+            Some(micros) if name.ends_with("_us") => output::latency(micros),
+            Some(share) if name.ends_with("_cpu") => format!("{:.1} % of a core", share * 100.0),
+            _ if value.is_null() => "-".to_owned(),
+            _ => value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned),
         };
         let name = output::styled(output::DIM, format!("{:>22}", name.trim_end_matches("_us")));
         output::print(format!("{name}  {shown}"));

@@ -65,6 +65,67 @@ fn locks_in_redis_by_several_processes_and_peers() {
     }
 }
 
+/// A share of a core that was measured.
+fn share(line: &Value, name: &str) -> bool {
+    line[name].as_f64().is_some_and(|share| share > 0.0 && share < 64.0)
+}
+
+#[test]
+fn semaphores_and_read_locks_with_their_checker() {
+    let Some(server) = RedisServer::start() else { return };
+    for url in ["memory://".to_owned(), server.url()] {
+        let lock = ["bench", "lock", "--tasks", "12", "--hold", "5ms"];
+        let line = measured(on(&url).args(lock).args(["--permits", "3"]), &SHORT);
+        assert_eq!((&line["permits"], &line["shared"]), (&3.into(), &false.into()), "{line}");
+        assert_eq!((&line["violations"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+        let operations = line["operations"].as_u64();
+        assert!(operations > Some(0) && operations <= Some(180 + 3), "3 at a time: {line}");
+        let line = measured(on(&url).args(lock).args(["--shared", "--fair"]), &SHORT);
+        assert_eq!((&line["shared"], &line["fair"]), (&true.into(), &true.into()), "{line}");
+        assert_eq!((&line["violations"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+        assert!(line["operations"].as_u64() > Some(0), "{line}");
+        assert!(share(&line, "client_cpu"), "{line}");
+        assert_eq!(share(&line, "server_cpu"), url != "memory://", "{line}");
+    }
+    let two = ["bench", "lock", "--tasks", "4", "--processes", "2", "--permits", "3"];
+    let line = measured(on(&server.url()).args(two), &SHORT);
+    assert_eq!((&line["violations"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+    assert!(share(&line, "client_cpu") && share(&line, "server_cpu"), "{line}");
+    let two = ["bench", "lock", "--tasks", "4", "--processes", "2", "--shared"];
+    let line = measured(on(&server.url()).args(two), &SHORT);
+    assert_eq!((&line["violations"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+}
+
+#[test]
+fn the_processor_time_of_a_server_that_does_not_tell_is_null() {
+    let Some(server) = RedisServer::start() else { return };
+    server.cli(&["ACL", "SETUSER", "default", "-info"]);
+    let line = measured(on(&server.url()).args(["bench", "lock", "--tasks", "2"]), &SHORT);
+    assert_eq!((&line["server_cpu"], &line["errors"]), (&Value::Null, &0.into()), "{line}");
+    let table = ["bench", "lock", "--tasks", "2", "--duration", "200ms", "--warmup", "0ms"];
+    let shown = support::printed(&output(&mut dlock(), &table));
+    let row = |name: &str| shown.lines().find(|line| line.contains(name)).map(str::to_owned);
+    assert!(row("client_cpu").is_some_and(|row| row.contains("% of a core")), "{shown}");
+    assert!(row("server_cpu").is_some_and(|row| row.ends_with('-')), "{shown}");
+}
+
+#[test]
+fn a_bystander_tells_what_the_load_does_to_others() {
+    let Some(server) = RedisServer::start() else { return };
+    for processes in ["1", "2"] {
+        let beside = ["bench", "lock", "--tasks", "4", "--bystander", "--processes", processes];
+        let line = measured(on(&server.url()).args(beside), &SHORT);
+        assert_eq!((&line["bystander_lost"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+        let (p50, p99) = (line["ping_p50_us"].as_f64(), line["ping_p99_us"].as_f64());
+        assert!(p50 > Some(0.0) && p99 >= p50, "{line}");
+    }
+    // A server that stalls for longer than the ttl of 2 s takes the mutex away.
+    let beside = ["bench", "lock", "--tasks", "4", "--bystander", "--duration", "5s"];
+    let line = stalled(&server, "3000", &beside);
+    assert!(line["bystander_lost"].as_u64() > Some(0), "{line}");
+    assert!(line["ping_p99_us"].as_f64() > Some(1_000_000.0), "{line}");
+}
+
 #[test]
 fn hand_overs_and_held_locks() {
     let Some(server) = RedisServer::start() else { return };
@@ -207,6 +268,12 @@ fn options_that_cannot_work_are_rejected() {
     assert!(said(&memory).contains("redis://"), "{}", said(&memory));
     assert_eq!(status(&output(&mut dlock(), &["bench", "handoff"])), 64);
     assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--tasks", "0"])), 2);
+    assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--permits", "0"])), 2);
+    assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--permits", "2", "--shared"])), 2);
+    assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--bystander"])), 64);
+    let peer = output(&mut dlock(), &["bench", "lock", "--peer", "raw", "--permits", "2"]);
+    assert_eq!(status(&peer), 64);
+    assert!(said(&peer).contains("only have a mutex"), "{}", said(&peer));
     let nowhere = ["sale", "--stock", "10", "--buyers", "10", "--report", "/nowhere/report.html"];
     let unwritten = output(&mut dlock(), &nowhere);
     assert_eq!(status(&unwritten), 1);

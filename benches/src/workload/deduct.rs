@@ -110,7 +110,7 @@ async fn deduct(
             Job::Deduct(Plan { load, ..plan.clone() })
         };
         let jobs = (0..plan.load.processes).map(job).collect();
-        Workers::start(launcher, jobs).await?.run().await?
+        Workers::start(launcher, jobs).await?.run(processes::start_soon()).await?
     };
     let sold: u64 = reports.iter().map(|report| report.sold.units).sum();
     let commands: u64 = reports.iter().map(|report| report.sold.commands).sum();

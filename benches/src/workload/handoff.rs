@@ -18,7 +18,7 @@ use crate::interrupt::Interrupt;
 use crate::lock_client::{LockClient, LockOptions, Peer};
 use crate::measurement::{Measurement, Recorder};
 use crate::processes::{Job, Launcher, Report, Workers};
-use crate::{server, usage_error};
+use crate::{processes, server, usage_error};
 
 /// The number of hand-overs that are not counted: connections and caches warm up.
 const WARM_UP: usize = 10;
@@ -72,7 +72,8 @@ pub async fn run(
     plan.locks.check()?;
     server::check_reachable(config).await?;
     let jobs = vec![Job::Handoff(plan.clone()), Job::Handoff(plan.clone())];
-    let running = async { Workers::start(launcher, jobs).await?.run().await };
+    let running =
+        async { Workers::start(launcher, jobs).await?.run(processes::start_soon()).await };
     let reports = interrupt.run_until_signal(running).await?;
     let handovers = handovers(&reports);
     if handovers.is_empty() {
@@ -154,7 +155,7 @@ impl ProcessRun {
         for _ in 0..(plan.rounds + WARM_UP).div_ceil(2) + 1 {
             report.requested.push(clock::now());
             let held = client.acquire(0).await?;
-            let section = checker.enter(0, held.token());
+            let section = checker.enter(0, held.mode(), held.token());
             report.pings.push(clock::nanos(client.ping().await?));
             tokio::time::sleep(TURN).await;
             drop(section);
@@ -180,7 +181,13 @@ mod tests {
             requested: turns.iter().map(|it| it.0).collect(),
             intervals: turns
                 .iter()
-                .map(|&(_, from, until)| HeldInterval { key: 0, token: 0, from, until })
+                .map(|&(_, from, until)| HeldInterval {
+                    key: 0,
+                    mode: dlock::Mode::Exclusive,
+                    token: 0,
+                    from,
+                    until,
+                })
                 .collect(),
             ..Report::default()
         };

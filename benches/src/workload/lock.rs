@@ -2,7 +2,8 @@
 //!
 //! In the first half of the warm-up every lock is held for at least a millisecond. An
 //! empty critical section is over too soon for the checker to see two tasks inside.
-//! The checker is on during the warm-up too.
+//! The checker is on during the warm-up too. With read locks, some of the locks are
+//! acquired for writing then: readers alone exclude nobody.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +16,17 @@ use serde::{Deserialize, Serialize};
 use crate::exclusion_checker::{self, ExclusionChecker};
 use crate::interrupt::Interrupt;
 use crate::load::{Load, Operation, OperationContext};
-use crate::lock_client::{LockClient, LockOptions, Peer};
+use crate::lock_client::{LockClient, LockKind, LockOptions, Peer};
 use crate::measurement::{LatencySummary, Measurement, Recorder, rounded};
 use crate::processes::{Job, Launcher, Report, Workers};
-use crate::{clock, processes, server, usage_error};
+use crate::workload::bystander;
+use crate::{clock, cpu, processes, server, usage_error};
 
 /// How long each lock is held, at least, in the first half of the warm-up.
 const CHECKED_HOLD: Duration = Duration::from_millis(1);
+
+/// One of this many read locks is acquired for writing in the first half of the warm-up.
+const CHECKED_WRITES: u32 = 16;
 
 /// What the lock workload does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -35,6 +40,8 @@ pub struct Plan {
     pub keys: usize,
     /// How long each lock is held.
     pub hold: Duration,
+    /// Whether a bystander measures what the load does to others.
+    pub bystander: bool,
 }
 
 /// The result, as `--json` prints it.
@@ -46,12 +53,21 @@ pub struct Outcome {
     pub backend: String,
     pub tasks: usize,
     pub keys: usize,
+    /// The permits of each semaphore; `None` if the locks are not semaphores.
+    pub permits: Option<u32>,
+    pub shared: bool,
+    pub fair: bool,
+    pub hold_ms: f64,
     pub processes: usize,
     pub seconds: f64,
     pub operations: u64,
     pub ops_per_s: f64,
     #[serde(flatten)]
     pub latency: LatencySummary,
+    pub server_cpu: Option<f64>,
+    pub client_cpu: f64,
+    #[serde(flatten)]
+    pub bystander: Option<bystander::Outcome>,
     pub violations: u64,
     pub errors: u64,
     /// The operations of each process.
@@ -70,10 +86,30 @@ impl Plan {
         if server::is_embedded(config) && self.locks.peer.is_some() {
             return Err(usage_error("the peers need Redis; give --url redis://host:port"));
         }
+        if server::is_embedded(config) && self.bystander {
+            return Err(usage_error(
+                "a bystander needs a server that it shares with the load; give --url redis://host:port",
+            ));
+        }
         Ok(())
     }
 
-    fn outcome(self, config: &Config, parts: Vec<Measurement>, violations: u64) -> Outcome {
+    /// The jobs of the processes; the bystander's is the last one.
+    fn jobs(&self) -> Vec<Job> {
+        let share = |process| {
+            let load = Load { process, ..self.load.clone() };
+            Job::Lock(Plan { load, ..self.clone() })
+        };
+        let key_prefix = self.locks.key_prefix.clone();
+        let bystander = bystander::Plan { key_prefix, load: self.load.clone() };
+        let bystander = self.bystander.then_some(Job::Bystander(bystander));
+        (0..self.load.processes).map(share).chain(bystander).collect()
+    }
+
+    fn outcome(self, config: &Config, run: RunReport, violations: u64) -> Outcome {
+        let RunReport { reports, server_cpu, bystander } = run;
+        let client_cpu = reports.iter().map(|report| report.cpu).sum();
+        let parts: Vec<_> = reports.into_iter().map(|report| report.measured).collect();
         let per_process = parts.iter().map(|part| part.operations).collect();
         let all = Measurement::merge(parts);
         let seconds = self.load.duration.as_secs_f64();
@@ -83,11 +119,21 @@ impl Plan {
             backend: server::backend(config).into(),
             tasks: self.load.tasks,
             keys: self.keys,
+            permits: match self.locks.kind {
+                LockKind::Semaphore(permits) => Some(permits),
+                _ => None,
+            },
+            shared: self.locks.kind == LockKind::Shared,
+            fair: self.locks.fair,
+            hold_ms: self.hold.as_secs_f64() * 1_000.0,
             processes: self.load.processes,
             seconds,
             operations: all.operations,
             ops_per_s: rounded(all.operations as f64 / seconds),
             latency: all.latency(),
+            server_cpu,
+            client_cpu,
+            bystander: bystander.as_ref().map(bystander::Outcome::new),
             violations,
             errors: all.errors,
             per_process,
@@ -107,27 +153,63 @@ pub async fn run(
     interrupt: &Interrupt,
 ) -> Result<Outcome> {
     plan.check(config)?;
-    if plan.load.processes == 1 {
-        let run = ProcessRun::prepare(config, plan.clone()).await?;
-        let report =
-            interrupt.run_until_signal(async { Ok(run.run(processes::start_soon()).await) }).await;
-        run.close().await;
-        return Ok(plan.outcome(config, vec![report?.measured], run.checker.violations()));
-    }
-    server::check_reachable(config).await?;
-    let job = |process| {
-        let load = Load { process, ..plan.load.clone() };
-        Job::Lock(Plan { load, ..plan.clone() })
+    let run = match plan.load.processes {
+        1 => Some(ProcessRun::prepare(config, plan.clone()).await?),
+        _ => None,
     };
-    let jobs = (0..plan.load.processes).map(job).collect();
-    let running = async { Workers::start(launcher, jobs).await?.run().await };
-    let reports = interrupt.run_until_signal(running).await?;
-    let (mut parts, mut intervals) = (Vec::new(), Vec::new());
-    for report in reports {
-        parts.push(report.measured);
-        intervals.extend(report.intervals);
+    if run.is_none() {
+        server::check_reachable(config).await?;
     }
-    Ok(plan.outcome(config, parts, exclusion_checker::violations(intervals)))
+    let mut jobs = plan.jobs();
+    if run.is_some() {
+        jobs.retain(|job| matches!(job, Job::Bystander(_)));
+    }
+    let running = run_all(config, &plan, run.as_ref(), launcher, jobs);
+    let report = interrupt.run_until_signal(running).await;
+    if let Some(run) = &run {
+        run.close().await;
+    }
+    let mut report = report?;
+    let violations = match &run {
+        Some(run) => run.checker.violations(),
+        None => {
+            let intervals = report.reports.iter_mut().map(|it| std::mem::take(&mut it.intervals));
+            exclusion_checker::violations(intervals.flatten().collect())
+        }
+    };
+    Ok(plan.outcome(config, report, violations))
+}
+
+/// What all processes reported.
+struct RunReport {
+    reports: Vec<Report>,
+    server_cpu: Option<f64>,
+    bystander: Option<Report>,
+}
+
+/// Starts the jobs and, if there is one, the run of this process, all at the same time.
+async fn run_all(
+    config: &Config,
+    plan: &Plan,
+    run: Option<&ProcessRun>,
+    launcher: &Launcher,
+    jobs: Vec<Job>,
+) -> Result<RunReport> {
+    let workers = Workers::start(launcher, jobs).await?;
+    let start = processes::start_soon();
+    let (measured, end) = plan.load.measured_time(start);
+    let own = async {
+        match run {
+            Some(run) => Some(run.run(start).await),
+            None => None,
+        }
+    };
+    let server_cpu = cpu::server_share(config, measured, end);
+    let (own, reports, server_cpu) = tokio::join!(own, workers.run(start), server_cpu);
+    let mut reports = reports?;
+    let bystander = if plan.bystander { reports.pop() } else { None };
+    reports.extend(own);
+    Ok(RunReport { reports, server_cpu, bystander })
 }
 
 /// The share of one process, ready to start.
@@ -156,13 +238,15 @@ impl ProcessRun {
         let cycle = |number| Cycle {
             keys: Keys::new(plan, number),
             hold: plan.hold,
-            longer_until: start + clock::nanos(plan.load.warmup) / 2,
+            checked_until: start + clock::nanos(plan.load.warmup) / 2,
             client: client.clone(),
             checker: checker.clone(),
         };
-        plan.load.run(start, &recorder, cycle).await;
+        let (measured, end) = plan.load.measured_time(start);
+        let running = plan.load.run(start, &recorder, cycle);
+        let ((), cpu) = tokio::join!(running, cpu::client_share(measured, end));
         let (measured, intervals) = (recorder.measurement(), checker.intervals());
-        Report { measured, intervals, ..Report::default() }
+        Report { measured, intervals, cpu, ..Report::default() }
     }
 
     /// Releases what is still held and disconnects.
@@ -204,8 +288,9 @@ impl Keys {
 struct Cycle {
     keys: Keys,
     hold: Duration,
-    /// Until when a lock is held for at least [`CHECKED_HOLD`].
-    longer_until: u64,
+    /// Until when a lock is held for at least [`CHECKED_HOLD`], and some read locks are
+    /// acquired for writing.
+    checked_until: u64,
     client: Arc<LockClient>,
     checker: Arc<ExclusionChecker>,
 }
@@ -213,13 +298,21 @@ struct Cycle {
 impl Operation for Cycle {
     async fn run_once(&mut self, context: &mut OperationContext) -> Result<()> {
         let key = self.keys.next();
-        let Some(held) = context.wait(self.client.acquire(key)).await else { return Ok(()) };
+        let writes =
+            clock::now() < self.checked_until && rand::rng().random_ratio(1, CHECKED_WRITES);
+        let acquiring = async {
+            if writes {
+                return self.client.acquire_for_writing(key).await;
+            }
+            self.client.acquire(key).await
+        };
+        let Some(held) = context.wait(acquiring).await else { return Ok(()) };
         let held = held?;
-        let section = self.checker.enter(key, held.token());
+        let section = self.checker.enter(key, held.mode(), held.token());
         let acquired = section.from();
         context.answered(acquired);
         let hold =
-            if acquired < self.longer_until { self.hold.max(CHECKED_HOLD) } else { self.hold };
+            if acquired < self.checked_until { self.hold.max(CHECKED_HOLD) } else { self.hold };
         if !hold.is_zero() {
             let _ = context.wait(tokio::time::sleep(hold)).await; // cut short by the end of the run
         }

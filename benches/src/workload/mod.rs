@@ -1,5 +1,6 @@
 //! The workloads, one module for each.
 
+pub mod bystander;
 pub mod deduct;
 pub mod handoff;
 pub mod held;
