@@ -6,6 +6,7 @@ mod local_state;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use self::builder::DlockBuilder;
@@ -43,6 +44,8 @@ pub(crate) struct Handle {
     pub(crate) holder: Arc<Holder>,
     capabilities: Capabilities,
     extensions: ExtensionMap,
+    /// Whether [`Dlock::shutdown`] was called; crates beside the lock look at it.
+    pub(crate) shut_down: Arc<AtomicBool>,
 }
 
 impl Handle {
@@ -316,6 +319,7 @@ impl Dlock {
     /// When the future is dropped the client still refuses new requests.
     pub async fn shutdown(&self, grace: Duration) -> usize {
         let core = &self.handle.core;
+        self.handle.shut_down.store(true, Ordering::Release);
         core.step_all(|machine, now, actions| machine.close(now, actions));
         if !self.all_guards_dropped(grace).await {
             core.step_all(|machine, _, actions| machine.revoke_all(actions));
