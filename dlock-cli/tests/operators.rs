@@ -4,7 +4,7 @@
 mod support;
 
 use dlock::{Dlock, State};
-use dlock_segment::Inventory;
+use dlock_segment::{CreationId, Inventory};
 use dlock_testkit::redis::RedisServer;
 use support::{dlock, json, on, output, printed, said, status};
 
@@ -113,6 +113,28 @@ async fn an_inventory_is_shown_and_audited() {
     let missing = output(&mut on(&server.url()), &["stock", "nothing"]);
     assert_eq!(status(&missing), 1);
     assert!(said(&missing).contains("there is no inventory `nothing`"), "{}", said(&missing));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inventory_is_created_once_and_opened_by_its_id() {
+    let Some(server) = RedisServer::start() else { return };
+    let create = |stock: &str| {
+        let terms = ["phone", "create", "--stock", stock, "--segments", "4", "--per-buyer", "2"];
+        output(&mut on(&server.url()), &[&["stock"], &terms[..]].concat())
+    };
+    let made = create("10");
+    assert_eq!(status(&made), 0, "{}", said(&made));
+    let id: CreationId = printed(&made).trim().parse().expect("the creation id alone");
+    assert_eq!(printed(&create("10")), printed(&made), "once");
+    let other = create("11");
+    assert_eq!(status(&other), 1);
+    assert!(said(&other).contains("stock is 10, not 11"), "{}", said(&other));
+    let shop = client(&server).await;
+    let sale = Inventory::open_created(&shop, "phone", id).await.expect("the sale");
+    assert_eq!(sale.stock().await.expect("counts").available, 10);
+    server.cli(&["FLUSHALL"]);
+    let lost = Inventory::open_created(&shop, "phone", id).await;
+    assert!(matches!(lost, Err(dlock_segment::Error::Lost(_))), "{lost:?}");
 }
 
 /// The exit status and the errors of a command whose output nobody reads.

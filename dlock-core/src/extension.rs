@@ -6,6 +6,7 @@ use std::any::{Any, TypeId};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -44,6 +45,7 @@ pub struct ClientExtension {
     core: Arc<Core>,
     namespace: String,
     call_timeout: Duration,
+    shut_down: Arc<AtomicBool>,
 }
 
 impl ClientExtension {
@@ -52,6 +54,7 @@ impl ClientExtension {
             core: handle.core.clone(),
             namespace: handle.config.namespace.clone(),
             call_timeout: handle.config.call_timeout,
+            shut_down: handle.shut_down.clone(),
         }
     }
 
@@ -63,6 +66,11 @@ impl ClientExtension {
     /// How long one call to the backend may take.
     pub fn call_timeout(&self) -> Duration {
         self.call_timeout
+    }
+
+    /// Whether `shutdown` was called on the client.
+    pub fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::Acquire)
     }
 
     /// The client's clock: on the embedded backend one that a test can pause.

@@ -17,6 +17,9 @@ pub enum Error {
     Invalid(String),
     /// There is no such inventory, or no such operation in it.
     NotFound(String),
+    /// The inventory existed, was not removed, and is not there any more: the store lost
+    /// its data. Nothing was changed. Do not create it again before you know what was sold.
+    Lost(String),
     /// The name belongs to an inventory with other terms, or the id to another request;
     /// nothing was changed.
     Conflict(String),
@@ -63,7 +66,7 @@ impl Error {
         match self {
             Error::Unknown(_) | Error::Throttled { .. } => true,
             Error::Store(error) => error.kind().is_retryable(),
-            Error::Invalid(_) | Error::NotFound(_) | Error::Conflict(_) => false,
+            Error::Invalid(_) | Error::NotFound(_) | Error::Lost(_) | Error::Conflict(_) => false,
         }
     }
 
@@ -81,6 +84,7 @@ impl fmt::Display for Error {
         match self {
             Error::Invalid(what) => write!(f, "invalid argument: {what}"),
             Error::NotFound(what) => write!(f, "not found: {what}"),
+            Error::Lost(what) => write!(f, "lost: {what}"),
             Error::Conflict(what) => write!(f, "conflict: {what}"),
             Error::Unknown(Some(_)) => f.write_str(
                 "outcome unknown: the store did not answer; call resolve() with the operation id, or send the same request again",

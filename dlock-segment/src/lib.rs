@@ -20,14 +20,14 @@ pub mod store;
 pub use attribute::MayBeDry;
 pub use error::{Error, OperationId, Result};
 pub use inventory::{
-    Audit, DeductRequest, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
+    Audit, CreationId, DeductRequest, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
     InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund, RefundRequest,
     Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, Stock,
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments};
 #[doc(hidden)]
 pub use planted_bug::{Bug, PlantedBug};
-pub use store::{Durability, Effect, Entry};
+pub use store::{Counts, Durability, Effect, Entry};
 
 #[cfg(feature = "macros")]
 pub use dlock_macros::segmented_lock;

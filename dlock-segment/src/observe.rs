@@ -103,6 +103,7 @@ fn word(answer: &Answer) -> &'static str {
         Answer::Conflict => "conflict",
         Answer::BuyerMissing => "buyer_missing",
         Answer::TooMuch { .. } => "too_much",
+        Answer::Full => "full",
         Answer::Overflow => "overflow",
         Answer::Again => "again",
         Answer::Unreadable => "unreadable",

@@ -307,7 +307,8 @@ impl DlockBuilder {
             self.planted,
         )?;
         let extensions = ExtensionMap::default();
-        let handle = Handle { core, config, holder, capabilities, extensions };
+        let shut_down = Arc::default();
+        let handle = Handle { core, config, holder, capabilities, extensions, shut_down };
         Ok(Dlock { handle: Arc::new(handle) })
     }
 }

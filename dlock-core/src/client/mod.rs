@@ -6,6 +6,7 @@ mod local_state;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use self::builder::DlockBuilder;
@@ -47,6 +48,8 @@ pub(crate) struct Handle {
     pub(crate) holder: Arc<Holder>,
     capabilities: Capabilities,
     extensions: ExtensionMap,
+    /// Whether [`Dlock::shutdown`] was called; crates beside the lock look at it.
+    pub(crate) shut_down: Arc<AtomicBool>,
 }
 
 impl Handle {
@@ -330,6 +333,7 @@ impl Dlock {
     /// When the future is dropped the client still refuses new requests.
     pub async fn shutdown(&self, grace: Duration) -> usize {
         let core = &self.handle.core;
+        self.handle.shut_down.store(true, Ordering::Release);
         core.step_all(|machine, now, actions| machine.close(now, actions));
         let told_before_end = (grace / 4).min(MAX_REVOKED_TIME);
         if !self.all_guards_dropped(grace - told_before_end).await {

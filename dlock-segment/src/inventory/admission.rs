@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use dlock::Key;
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -30,6 +32,34 @@ pub(crate) struct Admission {
     limiter: Mutex<Option<Arc<DefaultDirectRateLimiter>>>,
 }
 
+/// The rate limits of a client, by inventory. They outlive the handles: a service that
+/// opens the inventory for each request still has one limit.
+#[derive(Default)]
+pub(crate) struct Limiters(Mutex<HashMap<Key, Limiter>>);
+
+type Limiter = (NonZeroU32, Arc<DefaultDirectRateLimiter>);
+
+/// From this number on, limits that no handle uses are forgotten.
+const MAX_UNUSED_LIMITERS: usize = 1_024;
+
+impl Limiters {
+    /// The limiter of an inventory. The same rate again does not fill its bucket.
+    pub(crate) fn of(&self, key: &Key, rate: NonZeroU32) -> Arc<DefaultDirectRateLimiter> {
+        let mut all = self.0.lock();
+        if let Some((known, limiter)) = all.get(key)
+            && *known == rate
+        {
+            return limiter.clone();
+        }
+        if all.len() >= MAX_UNUSED_LIMITERS {
+            all.retain(|_, (_, limiter)| Arc::strong_count(limiter) > 1);
+        }
+        let limiter = Arc::new(RateLimiter::direct(Quota::per_second(rate)));
+        all.insert(key.clone(), (rate, limiter.clone()));
+        limiter
+    }
+}
+
 /// The last "sold out" answer.
 #[derive(Clone, Copy)]
 struct Flag {
@@ -40,8 +70,8 @@ struct Flag {
 }
 
 impl Admission {
-    pub(crate) fn limit(&self, per_second: NonZeroU32) {
-        *self.limiter.lock() = Some(Arc::new(RateLimiter::direct(Quota::per_second(per_second))));
+    pub(crate) fn limit(&self, limiter: Arc<DefaultDirectRateLimiter>) {
+        *self.limiter.lock() = Some(limiter);
         self.limited.store(true, Ordering::Release);
     }
 

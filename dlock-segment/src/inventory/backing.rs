@@ -58,6 +58,7 @@ where
     C: FnOnce(Arc<dyn Store>) -> F + Send + 'static,
     F: Future<Output = Result<T>> + Send + 'static,
 {
+    refuse_after_shutdown(dlock)?;
     if !dlock.capabilities().remote {
         return call(store).await;
     }
@@ -66,6 +67,18 @@ where
         let _ = answer.send(call(store).await);
     })?;
     answered.await.unwrap_or(Err(Error::Unknown(None)))
+}
+
+/// Refuses calls through a client that was shut down.
+pub(super) fn refuse_after_shutdown(dlock: &Dlock) -> Result<()> {
+    if !dlock.client_extension().is_shut_down() {
+        return Ok(());
+    }
+    Err(Error::Store(
+        dlock::Error::new(dlock::ErrorKind::ShuttingDown, dlock::Operation::Inventory).saying(
+            "shutdown() was called on this client, and nothing was sent; make a new client",
+        ),
+    ))
 }
 
 /// The error of a call that only reads: it failed, and no outcome is unknown.

@@ -21,7 +21,7 @@ const MAX_JOURNAL: u64 = 1 << 40;
 pub struct InventoryBuilder {
     dlock: Dlock,
     key: dlock::Result<Key>,
-    stock: u64,
+    stock: Option<u64>,
     segments: u32,
     per_buyer: Option<u64>,
     opens: Option<SystemTime>,
@@ -37,7 +37,7 @@ impl InventoryBuilder {
         InventoryBuilder {
             dlock: dlock.clone(),
             key,
-            stock: 0,
+            stock: None,
             segments: 1,
             per_buyer: None,
             opens: None,
@@ -49,9 +49,10 @@ impl InventoryBuilder {
         }
     }
 
-    /// Sets how many units there are at first. [`restock`](Inventory::restock) adds more.
+    /// Sets how many units there are at first, 0 included. [`restock`](Inventory::restock)
+    /// adds more.
     pub fn stock(mut self, units: u64) -> Self {
-        self.stock = units;
+        self.stock = Some(units);
         self
     }
 
@@ -110,6 +111,11 @@ impl InventoryBuilder {
 
     /// Makes the inventory. If there is one of this name with the same terms, it is opened.
     ///
+    /// Call it once, as an administrator (or run `dlock inventory NAME create`), and keep
+    /// the [`creation_id`](Inventory::creation_id). A service that calls it at every start
+    /// sells the whole stock again after the store lost its data: let services call
+    /// [`open_created`](Inventory::open_created).
+    ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
@@ -123,7 +129,9 @@ impl InventoryBuilder {
     /// ```
     ///
     /// # Errors
-    /// `Conflict` if there is an inventory of this name with other terms. `Invalid` if a
+    /// `Conflict` if there is an inventory of this name with other terms; the message names
+    /// them. A term that was changed since, as by a resize, may be given as it was or as it
+    /// is. `Invalid` if a
     /// term is out of bounds. `Store` if the store cannot be used, or if it may delete the
     /// inventory when its memory is full. `Unknown` if the store did not answer; call it
     /// again.
@@ -154,6 +162,14 @@ impl InventoryBuilder {
         }
     }
 
+    fn checked_stock(&self) -> Result<u64> {
+        match self.stock {
+            Some(0) => Ok(0), // the units come with a restock
+            Some(units) => checked_quantity("the stock", units),
+            None => Err(Error::Invalid("the stock is not given; call .stock(units)".into())),
+        }
+    }
+
     fn terms(&self) -> Result<Terms> {
         checked_segments(self.segments)?;
         let (opens_at, closes_at) = window(self.opens, self.closes)?;
@@ -166,7 +182,7 @@ impl InventoryBuilder {
             return Err(Error::Invalid(format!("a journal keeps 1 to {MAX_JOURNAL} entries")));
         }
         Ok(Terms {
-            stock: checked_quantity("the stock", self.stock)?,
+            stock: self.checked_stock()?,
             segments: self.segments,
             per_buyer,
             opens_at,

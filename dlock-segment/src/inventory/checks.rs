@@ -60,6 +60,11 @@ pub(super) fn unexpected(answer: &Answer) -> Error {
         Answer::BuyerMissing => {
             Error::Invalid("the inventory limits each buyer; name the buyer with .buyer(id)".into())
         }
+        Answer::Full => Error::Store(
+            dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Inventory).saying(
+                "too many ids that never came were cancelled or resolved, so nothing was settled; check who may call cancel and resolve, and try again after the retention",
+            ),
+        ),
         Answer::Overflow => Error::Invalid("the inventory would have 2^53 units or more; restock less".into()),
         Answer::Unreadable => Error::Conflict(
             "the record of this operation cannot be read, so nothing was changed; it may have been written by a newer version; audit() lists such records"

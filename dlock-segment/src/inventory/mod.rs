@@ -6,6 +6,7 @@ mod backing;
 mod builder;
 mod checks;
 mod combiner;
+mod creation_id;
 mod manage;
 mod outcome;
 mod request;
@@ -13,7 +14,7 @@ mod request;
 mod tests_idle;
 
 use std::fmt;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -21,11 +22,12 @@ use dlock::{Dlock, IntoKey, Key};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use self::admission::Admission;
+use self::admission::{Admission, Limiters};
 pub use self::audit::{Audit, Disagreement, SegmentAudit};
-use self::backing::{Backing, on_driver, read_failed, store};
+use self::backing::{Backing, on_driver, read_failed, refuse_after_shutdown, store};
 pub use self::builder::InventoryBuilder;
 use self::checks::{checked_own_id, unexpected};
+pub use self::creation_id::CreationId;
 pub use self::manage::Health;
 pub use self::outcome::{
     Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
@@ -35,7 +37,9 @@ pub use self::request::{
 };
 use crate::error::{Error, Result};
 use crate::observe;
-use crate::store::{Answer, Change, Entry, Id, InventoryId, Request, Snapshot, Store, View};
+use crate::store::{
+    Answer, Change, Counts, Entry, Id, InventoryId, Request, Snapshot, Store, View,
+};
 
 /// The longest operation id or buyer id, in bytes.
 pub const MAX_ID_BYTES: usize = 256;
@@ -109,7 +113,8 @@ impl Inventory {
         InventoryBuilder::new(dlock, name.into_key())
     }
 
-    /// Opens an inventory that exists.
+    /// Opens an inventory that exists, whichever it is. A service that sells should use
+    /// [`open_created`](Self::open_created), which also notices that the store lost it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
@@ -133,12 +138,53 @@ impl Inventory {
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
     pub async fn open(dlock: &Dlock, name: impl IntoKey) -> Result<Self> {
-        let key = name.into_key()?;
-        let name = key.clone();
-        let store = store(dlock)?;
-        let view = on_driver(dlock, store, move |store| async move { store.open(&name).await });
-        let view = view.await.map_err(read_failed)?;
+        Self::open_born(dlock, name.into_key()?, 0).await
+    }
+
+    /// Opens the inventory that was created with this id. Keep the id where the data of the
+    /// store cannot take it along: in the configuration or the database of your service.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::{CreationId, Error, Inventory};
+    ///
+    /// // Once, by an administrator:
+    /// let sale = Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// let kept = sale.creation_id().to_string();
+    ///
+    /// // At every start of the service:
+    /// let id: CreationId = kept.parse()?;
+    /// let sale = Inventory::open_created(&dlock, "phone", id).await?;
+    /// assert_eq!(sale.stock().await?.available, 5);
+    ///
+    /// let empty = dlock::testing::client(); // a store that came back empty
+    /// let lost = Inventory::open_created(&empty, "phone", id).await;
+    /// assert!(matches!(lost, Err(Error::Lost(_))));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Lost` if the store does not have this inventory and nobody removed it in the last
+    /// day. `NotFound` if it was removed. Else as [`open`](Self::open).
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn open_created(dlock: &Dlock, name: impl IntoKey, id: CreationId) -> Result<Self> {
+        Self::open_born(dlock, name.into_key()?, id.0.get()).await
+    }
+
+    async fn open_born(dlock: &Dlock, key: Key, birth: u64) -> Result<Self> {
+        let inventory = InventoryId { key: key.clone(), birth };
+        let open = move |store: Arc<dyn Store>| async move { store.open(&inventory).await };
+        let view = on_driver(dlock, store(dlock)?, open).await.map_err(read_failed)?;
         Self::of(dlock, key, &view)
+    }
+
+    /// The id that this inventory got when it was created; see
+    /// [`open_created`](Self::open_created).
+    pub fn creation_id(&self) -> CreationId {
+        CreationId(NonZeroU64::new(self.shared.inventory.birth).unwrap_or(NonZeroU64::MIN))
     }
 
     fn of(dlock: &Dlock, key: Key, view: &View) -> Result<Self> {
@@ -176,7 +222,8 @@ impl Inventory {
         let per_second = NonZeroU32::new(per_second).ok_or_else(|| {
             Error::Invalid("a rate of 0 would let no request through; give 1 or more".into())
         })?;
-        self.shared.admission.limit(per_second);
+        let limiters = self.dlock.extension::<Limiters>();
+        self.shared.admission.limit(limiters.of(&self.shared.inventory.key, per_second));
         Ok(self)
     }
 
@@ -276,7 +323,33 @@ impl Inventory {
         }
     }
 
-    /// Counts everything again from the records of the operations; see [`Audit`].
+    /// Reads the counts of every segment, and the totals at the same moment. It costs one
+    /// round trip and reads no records, so a page may show it live.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).segments(2).create().await?;
+    /// let (stock, segments) = sale.segments().await?;
+    /// assert_eq!(segments.iter().map(|segment| segment.available).sum::<u64>(), stock.available);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound` if the inventory was removed, `Lost` if the store lost it, `Store` if the
+    /// store cannot be used.
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn segments(&self) -> Result<(Stock, Vec<Counts>)> {
+        let inventory = self.shared.inventory.clone();
+        let read = self.call(move |store| async move { store.counts(&inventory).await });
+        let (view, counts) = read.await.map_err(read_failed)?;
+        Ok((view.into(), counts))
+    }
+
+    /// Counts everything again from the records of the operations; see [`Audit`]. It reads
+    /// every record; [`segments`](Self::segments) is the cheap way to show the counts.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
@@ -362,6 +435,7 @@ impl Inventory {
 
     /// Sends a request. If it has an id, it is sent again while its outcome is not known.
     async fn send(&self, request: Request, id: Option<&Id>) -> Result<(Snapshot, Answer)> {
+        refuse_after_shutdown(&self.dlock)?;
         let only_reads = matches!(
             request,
             Request::Look { .. } | Request::Resolve { .. } | Request::Extend { .. }

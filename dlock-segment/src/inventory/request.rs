@@ -35,6 +35,7 @@ impl UnitRequest<'_> {
     /// The answer that needs no round trip. It is "sold out", but not for a request that
     /// may be the retry of somebody who bought.
     fn local_answer(&self) -> Result<Option<SoldOut>> {
+        super::refuse_after_shutdown(&self.inventory.dlock)?;
         let (admission, key) =
             (&self.inventory.shared.admission, &self.inventory.shared.inventory.key);
         admission.admit().inspect_err(|_| observe::answered_locally(key, "throttled"))?;

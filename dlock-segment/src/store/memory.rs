@@ -1,6 +1,7 @@
 //! Inventories inside this process, for all clients of one embedded lock store. They end
 //! with the process.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +16,7 @@ use rand::RngExt as _;
 use super::home::Home;
 use super::{
     Answer, Call, Change, Counts, Cursor, Durability, Entry, InventoryId, Page, Request, Store,
-    Terms, View,
+    Terms, View, missing,
 };
 use crate::error::{Error, Result};
 use crate::planted_bug::{Bug, PlantedBug};
@@ -27,22 +28,22 @@ pub struct Memory {
     client: ClientExtension,
 }
 
+/// Keeps apart what is made within a millisecond, also in different stores.
+static BIRTHS: AtomicU64 = AtomicU64::new(1);
+
+/// How many removed inventories are remembered.
+const MAX_REMOVED: usize = 10_000;
+
 /// One inventory.
 pub(crate) type SharedHome = Arc<Mutex<Home>>;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Homes {
     inventories: Mutex<HashMap<Key, SharedHome>>,
-    births: AtomicU64,
+    /// The last inventories that were removed, by their births.
+    removed: Mutex<BTreeSet<u64>>,
     /// The planted bug of inventories that are made from now on.
     planted: Mutex<PlantedBug>,
-}
-
-impl Default for Homes {
-    fn default() -> Self {
-        let births = AtomicU64::new(1);
-        Homes { inventories: Mutex::default(), births, planted: Mutex::default() }
-    }
 }
 
 impl Memory {
@@ -68,7 +69,11 @@ impl Memory {
         let home = self.homes.inventories.lock().get(&inventory.key).cloned();
         let home =
             home.filter(|home| inventory.birth == 0 || inventory.birth == home.lock().birth());
-        home.ok_or_else(|| not_found(inventory))
+        home.ok_or_else(|| self.missing(inventory))
+    }
+
+    fn missing(&self, inventory: &InventoryId) -> Error {
+        missing(inventory, self.homes.removed.lock().contains(&inventory.birth))
     }
 
     fn with<T>(
@@ -97,7 +102,7 @@ impl Memory {
         let now = self.now();
         let mut home = home.lock();
         if home.is_removed {
-            return Err(not_found(inventory));
+            return Err(self.missing(inventory));
         }
         home.reclaim(now);
         let answer = home.apply(now, start, request);
@@ -130,13 +135,6 @@ impl Memory {
     }
 }
 
-fn not_found(inventory: &InventoryId) -> Error {
-    Error::NotFound(format!(
-        "there is no inventory `{}`; make it with create()",
-        inventory.key.label()
-    ))
-}
-
 /// The real time at the first call, and the client's clock since then.
 fn unix_millis(now: Moment) -> u64 {
     static START: std::sync::OnceLock<(u64, u64)> = std::sync::OnceLock::new();
@@ -156,17 +154,17 @@ impl Store for Memory {
         let now = self.now();
         let mut inventories = self.homes.inventories.lock();
         let home = inventories.entry(key.clone()).or_insert_with(|| {
-            let birth = now * 1_000 + self.homes.births.fetch_add(1, Ordering::Relaxed) % 1_000;
+            let birth = now * 1_000 + BIRTHS.fetch_add(1, Ordering::Relaxed) % 1_000;
             let planted = *self.homes.planted.lock();
             Arc::new(Mutex::new(Home::new(birth, terms.clone(), planted)))
         });
         let home = home.lock();
-        done(if home.terms == *terms { Ok(home.view(now)) } else { Err(other_terms(key)) })
+        let view = home.view(now);
+        done(terms.check(key, &home.terms, &view).map(|()| view))
     }
 
-    fn open<'a>(&'a self, key: &'a Key) -> Call<'a, View> {
-        let any = InventoryId { key: key.clone(), birth: 0 };
-        done(self.with(&any, |home, now| home.view(now)))
+    fn open<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View> {
+        done(self.with(inventory, |home, now| home.view(now)))
     }
 
     fn view<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View> {
@@ -182,6 +180,13 @@ impl Store for Memory {
             let mut home = home.lock();
             let is_it = inventory.birth == 0 || inventory.birth == home.birth();
             home.is_removed = is_it;
+            if is_it {
+                let mut removed = self.homes.removed.lock();
+                removed.insert(home.birth());
+                if removed.len() > MAX_REMOVED {
+                    removed.pop_first();
+                }
+            }
             is_it
         });
         let was_there = there.is_some();
@@ -248,11 +253,4 @@ impl Store for Memory {
     fn durability(&self) -> Call<'_, Durability> {
         done(Ok(Durability { append_only: Some(false), ..Durability::default() }))
     }
-}
-
-pub(crate) fn other_terms(key: &Key) -> Error {
-    Error::Conflict(format!(
-        "there is an inventory `{}` with other terms; open() it, or remove() it first",
-        key.label()
-    ))
 }

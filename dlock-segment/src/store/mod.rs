@@ -45,7 +45,7 @@ use dlock::Key;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 pub(crate) mod home;
 pub mod memory;
@@ -57,6 +57,17 @@ mod tests_agreement;
 /// The largest number of expired reservations that one batch gives back.
 pub const MAX_RECLAIMED: usize = 256;
 
+/// The most tombstones of one generation. Whoever may cancel or resolve any id could else
+/// fill the store.
+pub const MAX_TOMBSTONES: u64 = 100_000;
+
+/// The number of the generation at this time. Each inventory has a phase of its own, so
+/// that the records of many inventories do not end at the same moment.
+pub(crate) fn generation(birth: u64, retention: u64, now: u64) -> u64 {
+    const STEPS: u64 = 8_191;
+    (now + birth % STEPS * (retention / STEPS)) / retention
+}
+
 /// All counts stay below this number, so that every language represents them exactly.
 pub const MAX_UNITS: u64 = 1 << 53;
 
@@ -65,6 +76,25 @@ pub type Id = Arc<str>;
 
 /// A call to a store.
 pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
+/// The error for an inventory that is not there. Whoever knows when it was made knows that
+/// it existed: if it was not removed, it was lost.
+pub(crate) fn missing(inventory: &InventoryId, was_removed: bool) -> Error {
+    let name = inventory.key.label();
+    if inventory.birth == 0 {
+        return Error::NotFound(format!(
+            "there is no inventory `{name}`; if it is new, create it once, with `dlock inventory NAME create` or create(); if it was there before, the store lost it"
+        ));
+    }
+    if was_removed {
+        return Error::NotFound(format!(
+            "the inventory `{name}` was removed; open() it again if there is a new one"
+        ));
+    }
+    Error::Lost(format!(
+        "the inventory `{name}` was made and is not in the store any more, and nobody removed it: the store lost its data; stop selling, and restore it from your orders"
+    ))
+}
 
 /// How a store identifies an inventory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +128,43 @@ impl Terms {
     pub(crate) fn to_comparable(&self) -> String {
         let Terms { stock, segments, per_buyer, opens_at, closes_at, retention, journal } = self;
         format!("{stock} {segments} {per_buyer} {opens_at} {closes_at} {retention} {journal}")
+    }
+
+    /// Decodes what [`to_comparable`](Self::to_comparable) made.
+    pub(crate) fn from_comparable(text: &str) -> Option<Self> {
+        let numbers: Vec<u64> =
+            text.split(' ').map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
+        let [stock, segments, per_buyer, opens_at, closes_at, retention, journal] = numbers[..]
+        else {
+            return None;
+        };
+        let segments = u32::try_from(segments).ok()?;
+        Some(Terms { stock, segments, per_buyer, opens_at, closes_at, retention, journal })
+    }
+
+    /// Checks that these terms may open an inventory that was made with other ones. A term
+    /// that changed since then (by a resize, say) may be given as it was or as it is.
+    pub(crate) fn check(&self, key: &Key, made: &Terms, view: &View) -> Result<()> {
+        let terms = [
+            ("stock", self.stock, made.stock, made.stock),
+            ("segments", self.segments.into(), made.segments.into(), view.segments.into()),
+            ("per_buyer", self.per_buyer, made.per_buyer, view.per_buyer),
+            ("opens_at", self.opens_at, made.opens_at, view.opens_at),
+            ("closes_at", self.closes_at, made.closes_at, view.closes_at),
+            ("retention (ms)", self.retention, made.retention, view.retention),
+            ("journal", self.journal, made.journal, made.journal),
+        ];
+        let differ = terms.iter().filter(|(_, given, made, is)| given != made && given != is);
+        let differ: Vec<String> =
+            differ.map(|(term, given, _, is)| format!("{term} is {is}, not {given}")).collect();
+        if differ.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Conflict(format!(
+            "there is an inventory `{}` with other terms: {}; nothing was changed; open() it to use it as it is",
+            key.label(),
+            differ.join(", ")
+        )))
     }
 }
 
@@ -179,6 +246,8 @@ pub enum Answer {
     TooMuch {
         left: u64,
     },
+    /// There are [`MAX_TOMBSTONES`] already, so the id could not be refused for good.
+    Full,
     /// The counts would reach [`MAX_UNITS`].
     Overflow,
     /// More expired reservations must be given back first: send the request again.
@@ -284,17 +353,21 @@ pub struct View {
 impl View {
     /// The generations whose records are still found; 0 replaces one that is not found.
     pub(crate) fn found_generations(&self) -> [u64; 2] {
-        let oldest = (self.now / self.retention).saturating_sub(1);
+        let oldest = self.generation(self.now).saturating_sub(1);
         self.generations.map(|of| if of >= oldest { of } else { 0 })
     }
 
     /// Whether no record was deleted yet because its retention was over.
     pub(crate) fn has_all_records(&self) -> bool {
-        let first = self.birth / 1_000 / self.retention;
+        let first = self.generation(self.birth / 1_000);
         let [last, before] = self.generations;
         let kept_all = before == 0 || [last, before] == [first + 1, first];
         let oldest = if before == 0 { last } else { before };
-        kept_all && (oldest == 0 || self.now / self.retention <= oldest + 1)
+        kept_all && (oldest == 0 || self.generation(self.now) <= oldest + 1)
+    }
+
+    fn generation(&self, at: u64) -> u64 {
+        generation(self.birth, self.retention, at)
     }
 }
 
@@ -428,11 +501,12 @@ pub struct Durability {
 pub trait Store: Send + Sync + 'static {
     /// Makes an inventory, or opens one with the same terms. Other terms are a conflict.
     fn create<'a>(&'a self, key: &'a Key, terms: &'a Terms) -> Call<'a, View>;
-    /// Opens an inventory by its name, for a user who has the rights for all calls.
-    fn open<'a>(&'a self, key: &'a Key) -> Call<'a, View>;
+    /// Opens an inventory, for a user who has the rights for all calls.
+    fn open<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View>;
     /// Reads the inventory, after some expired reservations were given back.
     fn view<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View>;
-    /// Deletes an inventory and everything that is kept of it. Answers whether it was there.
+    /// Deletes an inventory and everything that is kept of it, and remembers for a day that
+    /// it was removed and not lost. Answers whether it was there.
     fn remove<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, bool>;
     /// Applies a batch. Answers each request, in order.
     fn apply<'a>(

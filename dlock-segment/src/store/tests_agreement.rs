@@ -9,7 +9,10 @@ use rand::{RngExt as _, SeedableRng as _};
 use super::home::Home;
 use super::redis::Redis;
 use super::redis::codec::Batch;
-use super::{Answer, Change, Counts, Id, InventoryId, MAX_UNITS, Request, Store as _, Terms, View};
+use super::{
+    Answer, Change, Counts, Id, InventoryId, MAX_TOMBSTONES, MAX_UNITS, Request, Store as _, Terms,
+    View,
+};
 use crate::planted_bug::PlantedBug;
 
 struct Both {
@@ -29,7 +32,7 @@ impl Both {
             per_buyer: if random.random() { random.random_range(1..6) } else { 0 },
             opens_at: 0,
             closes_at: 0,
-            retention: [15, 200, 3_600_000][random.random_range(0..3)],
+            retention: [15, 200, 20_000, 3_600_000][random.random_range(0..4)],
             journal: if random.random() { 100_000 } else { 0 },
         };
         let key = Key::new(format!("agreement-{seed}")).expect("a key");
@@ -238,4 +241,60 @@ async fn counts_are_exact_below_the_most_and_refused_from_there() {
     assert_eq!(both.apply(&[restock(1)]).await, [Answer::Overflow]);
     both.apply(&[deduct(u64::from(u32::MAX))]).await;
     both.compare_journals().await;
+}
+
+/// Strangers who cancel and resolve ids that never came cannot fill the store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tombstones_are_bounded() {
+    let Some(server) = RedisServer::start() else { return };
+    let dlock = Dlock::connect(&server.url()).await.expect("a client");
+    let terms = Terms {
+        stock: 5,
+        segments: 1,
+        per_buyer: 0,
+        opens_at: 0,
+        closes_at: 0,
+        retention: 3_600_000 * 24 * 365,
+        journal: 0,
+    };
+    let key = Key::new("strangers").expect("a key");
+    let mut both = Both::with(&dlock, key, terms, StdRng::seed_from_u64(0)).await;
+    let each = 2_500;
+    for from in 0..MAX_TOMBSTONES / each {
+        let batch: Vec<Request> = (0..each)
+            .map(|at| {
+                let operation = format!("stranger-{from}-{at}").into();
+                if at % 2 == 0 {
+                    Request::Resolve { operation }
+                } else {
+                    Request::Cancel { operation }
+                }
+            })
+            .collect();
+        let answers = both.apply(&batch).await;
+        assert!(answers.iter().all(|answer| matches!(answer, Answer::Found(_))));
+    }
+    let refused = both
+        .apply(&[
+            Request::Resolve { operation: "one-more".into() },
+            Request::Cancel { operation: "another".into() },
+            Request::Resolve { operation: "stranger-0-0".into() },
+            Request::Deduct { quantity: 1, operation: Some("order".into()), buyer: None },
+        ])
+        .await;
+    assert_eq!(refused[..2], [Answer::Full, Answer::Full]);
+    assert!(refused[2..].iter().all(|answer| matches!(answer, Answer::Found(_))), "{refused:?}");
+}
+
+/// The records of sales that are made together do not end together.
+#[test]
+fn each_sale_has_a_phase() {
+    let (day, birth) = (24 * 3_600_000, 1_763_000_000_000_000);
+    let ends = |birth| {
+        let now = birth / 1_000;
+        let number = super::generation(birth, day, now);
+        (now..).step_by(60_000).find(|now| super::generation(birth, day, *now) > number)
+    };
+    let ends: std::collections::BTreeSet<_> = (0..100).map(|at| ends(birth + at * 150)).collect();
+    assert!(ends.len() > 90, "{ends:?}");
 }

@@ -14,6 +14,8 @@ on_both_stores!(
     resize_keeps_receipts,
     audit_sums_up,
     an_audit_is_clean_at_any_age,
+    an_audit_of_a_live_sale_gives_no_false_alarm,
+    segments_are_read_without_an_audit,
     journal,
 );
 
@@ -128,10 +130,52 @@ async fn an_audit_is_clean_at_any_age(place: Place) {
         let lasts = Duration::from_millis(number % 60 + 1);
         held(sale.reserve(1).operation(id).buyer("u").expires_in(lasts).send().await.unwrap());
         let audit = sale.audit().await.unwrap();
-        assert!(audit.is_clean(), "{audit:#?}");
+        assert_eq!(audit.disagreements, [], "{audit:#?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     counts(&sale).await;
+}
+
+/// Refunds and resizes come while the audit reads.
+async fn an_audit_of_a_live_sale_gives_no_false_alarm(place: Place) {
+    let sale = place.sale(1_000_000, 8).await;
+    for number in 0..3_000 {
+        taken(sale.deduct(2).operation(format!("o-{number}")).send().await.unwrap());
+    }
+    let live = tokio::spawn({
+        let sale = sale.clone();
+        async move {
+            for number in 0.. {
+                let id = format!("o-{}", number % 3_000);
+                let _ = sale.refund(&id).quantity(1).operation(format!("f-{number}")).send().await;
+                if number % 10 == 0 {
+                    sale.resize(1 + number % 13).await.unwrap();
+                }
+            }
+        }
+    });
+    for _ in 0..15 {
+        let audit = sale.audit().await.unwrap();
+        assert_eq!(audit.disagreements, [], "exact: {}", audit.exact);
+        assert_eq!(audit.is_clean(), audit.exact, "clean means that everything was checked");
+    }
+    live.abort();
+    let _ = live.await;
+    common::eventually("it is quiet", async || sale.audit().await.unwrap().exact).await;
+    clean_audit(&sale).await;
+}
+
+async fn segments_are_read_without_an_audit(place: Place) {
+    let sale = place.sale(10, 4).await;
+    taken(sale.deduct(3).operation("o").send().await.unwrap());
+    let lasts = Duration::from_millis(1);
+    held(sale.reserve(2).operation("r").expires_in(lasts).send().await.unwrap());
+    tokio::time::sleep(lasts * 5).await;
+    let (stock, segments) = sale.segments().await.unwrap();
+    assert_eq!((stock.available, stock.reserved, stock.sold), (7, 0, 3), "what expired is back");
+    let audit = clean_audit(&sale).await;
+    let audited: Vec<_> = audit.segments.iter().map(|segment| segment.counts).collect();
+    assert_eq!(segments, audited);
 }
 
 async fn journal(place: Place) {

@@ -13,7 +13,26 @@ on_both_stores!(
     the_flag_falls_however_units_return,
     an_age_that_no_clock_can_count,
     throttled,
+    the_limit_outlives_a_handle,
 );
+
+/// A service that opens the sale for each request has one limit.
+async fn the_limit_outlives_a_handle(place: Place) {
+    drop(place.sale(1_000, 1).await);
+    let began = std::time::Instant::now();
+    let mut sent = 0;
+    for _ in 0..50 {
+        let sale = Inventory::open(&place.dlock, "sale").await.unwrap();
+        let sale = sale.rate_limit_per_process(2).unwrap();
+        match sale.deduct(1).send().await {
+            Ok(_) => sent += 1,
+            Err(Error::Throttled { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+    let allowed = 2 + 2 * began.elapsed().as_secs() + 2;
+    assert!(sent <= allowed, "{sent} of {allowed}");
+}
 
 async fn the_sold_out_flag_falls(place: Place) {
     let sale = place.sale(1, 1).await.sold_out_for(Duration::from_secs(3_600));

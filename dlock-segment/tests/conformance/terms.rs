@@ -2,13 +2,115 @@
 
 use std::time::{Duration, SystemTime};
 
-use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation};
+use dlock_segment::{CreationId, Deduction, Error, HoldState, Inventory, Reservation};
 
 use super::common::{self, Place, clean_audit, counts, taken};
 use super::{held, refunded};
 use crate::on_both_stores;
 
-on_both_stores!(create_open_remove, window_and_pause, bad_input,);
+on_both_stores!(
+    create_open_remove,
+    a_lost_sale_is_not_new,
+    changed_terms_are_no_conflict,
+    a_stock_of_zero,
+    nothing_after_shutdown,
+    window_and_pause,
+    bad_input,
+);
+
+/// Another store, or the same one after it lost everything.
+async fn emptied(place: &Place) -> dlock::Dlock {
+    match &place.server {
+        Some(server) => {
+            assert_eq!(server.cli(&["FLUSHALL"]), "OK");
+            place.dlock.clone()
+        }
+        None => dlock::testing::client(),
+    }
+}
+
+async fn a_lost_sale_is_not_new(place: Place) {
+    let sale = place.sale(10, 2).await;
+    let id = sale.creation_id();
+    let kept = serde_json::to_string(&id).unwrap();
+    assert_eq!(serde_json::from_str::<CreationId>(&kept).unwrap(), id);
+    assert_eq!(id.to_string().parse::<CreationId>().unwrap(), id);
+    assert!(matches!("phone".parse::<CreationId>(), Err(Error::Invalid(_))));
+    taken(sale.deduct(3).operation("o").send().await.unwrap());
+    let opened = Inventory::open_created(&place.dlock, "sale", id).await.unwrap();
+    assert_eq!(counts(&opened).await, (7, 0, 3));
+
+    let empty = emptied(&place).await;
+    let lost = Inventory::open_created(&empty, "sale", id).await;
+    assert!(matches!(lost, Err(Error::Lost(_))), "{lost:?}");
+    assert!(matches!(Inventory::open(&empty, "sale").await, Err(Error::NotFound(_))));
+    if place.server.is_some() {
+        let lost = sale.deduct(1).operation("p").send().await;
+        assert!(matches!(lost, Err(Error::Lost(_))), "{lost:?}");
+        assert!(matches!(sale.stock().await, Err(Error::Lost(_))));
+        assert!(matches!(sale.segments().await, Err(Error::Lost(_))));
+        assert!(matches!(sale.pause().await, Err(Error::Lost(_))));
+    }
+    // Somebody makes it again: whoever knows the old one still hears that it was lost.
+    let new = Inventory::builder(&empty, "sale").stock(10).segments(2).create().await.unwrap();
+    assert_ne!(new.creation_id(), id);
+    let lost = Inventory::open_created(&empty, "sale", id).await;
+    assert!(matches!(lost, Err(Error::Lost(_))), "{lost:?}");
+    // What was removed on purpose is not lost.
+    assert!(new.remove().await.unwrap());
+    let removed = Inventory::open_created(&empty, "sale", new.creation_id()).await;
+    assert!(matches!(removed, Err(Error::NotFound(_))), "{removed:?}");
+}
+
+async fn changed_terms_are_no_conflict(place: Place) {
+    let builder = |segments, limit| {
+        let sale = Inventory::builder(&place.dlock, "sale").stock(10);
+        sale.segments(segments).per_buyer(limit).create()
+    };
+    let sale = builder(4, 2).await.unwrap();
+    sale.resize(8).await.unwrap();
+    sale.limit_per_buyer(3).await.unwrap();
+    for (segments, limit) in [(4, 2), (8, 3), (8, 2)] {
+        assert_eq!(builder(segments, limit).await.unwrap().creation_id(), sale.creation_id());
+    }
+    let other = Inventory::builder(&place.dlock, "sale").stock(11).segments(5).per_buyer(3);
+    let Err(Error::Conflict(what)) = other.create().await else { panic!("other terms") };
+    assert!(
+        what.contains("stock is 10, not 11") && what.contains("segments is 8, not 5"),
+        "{what}"
+    );
+    assert!(!what.contains("per_buyer") && !what.contains("remove"), "{what}");
+}
+
+async fn a_stock_of_zero(place: Place) {
+    let sale = place.sale(0, 3).await;
+    assert!(common::is_sold_out(&sale.deduct(1).operation("o").send().await.unwrap()));
+    sale.restock(2).operation("delivery").send().await.unwrap();
+    taken(sale.deduct(1).operation("o").send().await.unwrap());
+    assert_eq!(counts(&sale).await, (1, 0, 1));
+    clean_audit(&sale).await;
+    let forgotten = Inventory::builder(&place.dlock, "other").create().await;
+    assert!(matches!(forgotten, Err(Error::Invalid(what)) if what.contains("stock")));
+}
+
+async fn nothing_after_shutdown(place: Place) {
+    let sale = place.sale(1, 1).await.sold_out_for(Duration::from_secs(3_600));
+    taken(sale.deduct(1).operation("o").send().await.unwrap());
+    assert!(common::is_sold_out(&sale.deduct(1).send().await.unwrap()), "and it is cached");
+    place.dlock.shutdown(Duration::ZERO).await;
+    let refused = |result: Result<(), Error>| {
+        let Err(Error::Store(error)) = &result else { panic!("{result:?}") };
+        assert_eq!(error.kind(), dlock::ErrorKind::ShuttingDown, "{error}");
+    };
+    refused(sale.deduct(1).send().await.map(drop));
+    refused(sale.reserve(1).operation("r").send().await.map(drop));
+    refused(sale.reservation("r").confirm().await.map(drop));
+    refused(sale.restock(1).send().await.map(drop));
+    refused(sale.stock().await.map(drop));
+    refused(sale.pause().await.map(drop));
+    refused(Inventory::open(&place.dlock, "sale").await.map(drop));
+    refused(Inventory::builder(&place.dlock, "new").stock(1).create().await.map(drop));
+}
 
 async fn create_open_remove(place: Place) {
     let missing = Inventory::open(&place.dlock, "sale").await;
@@ -68,8 +170,10 @@ async fn bad_input(place: Place) {
         invalid(sale.restock(quantity).send().await.map(drop));
         invalid(sale.refund("o").quantity(quantity).operation("f").send().await.map(drop));
         invalid(sale.limit_per_buyer(quantity).await.map(drop));
-        let other = Inventory::builder(&place.dlock, "bad").stock(quantity);
-        invalid(other.create().await.map(drop));
+        if quantity > 0 {
+            let other = Inventory::builder(&place.dlock, "bad").stock(quantity);
+            invalid(other.create().await.map(drop));
+        }
     }
     for id in ["", huge.as_str(), "a\nb", "tab\t", "nul\0"] {
         invalid(sale.deduct(1).operation(id).send().await.map(drop));

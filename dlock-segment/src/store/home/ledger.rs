@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 
-use crate::store::{Id, Record, Status};
+use crate::store::{Id, MAX_TOMBSTONES, Record, Status, generation};
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
+    birth: u64,
     /// The length of a generation, in milliseconds.
     retention: u64,
+    /// The tombstones of the generation that was written last.
+    tombstones: u64,
     /// The generation that was written last and the one before it.
     written: (u64, HashMap<Id, Record>),
     before: (u64, HashMap<Id, Record>),
@@ -18,9 +21,11 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    pub(crate) fn new(retention: u64) -> Self {
+    pub(crate) fn new(birth: u64, retention: u64) -> Self {
         Ledger {
+            birth,
             retention,
+            tombstones: 0,
             written: Default::default(),
             before: Default::default(),
             holds: HashMap::new(),
@@ -29,7 +34,7 @@ impl Ledger {
     }
 
     pub(crate) fn find(&self, now: u64, id: &str) -> Option<Record> {
-        let oldest = (now / self.retention).saturating_sub(1);
+        let oldest = self.generation(now).saturating_sub(1);
         let kept = [&self.written, &self.before].into_iter();
         let mut kept = kept.filter(|(generation, _)| *generation >= oldest);
         self.holds.get(id).or_else(|| kept.find_map(|(_, records)| records.get(id))).cloned()
@@ -45,12 +50,23 @@ impl Ledger {
             self.holds.insert(id.clone(), record);
             return;
         }
-        let generation = now / self.retention;
+        let generation = self.generation(now);
         // After the clock was set back, the last generation is still written to.
         if generation > self.written.0 {
             self.before = std::mem::replace(&mut self.written, (generation, HashMap::new()));
+            self.tombstones = 0;
         }
+        self.tombstones += u64::from(record.status == Status::Tombstone);
         self.written.1.insert(id.clone(), record);
+    }
+
+    fn generation(&self, now: u64) -> u64 {
+        generation(self.birth, self.retention, now)
+    }
+
+    /// Whether one more tombstone can be written.
+    pub(crate) fn has_room_for_tombstone(&self, now: u64) -> bool {
+        self.generation(now) > self.written.0 || self.tombstones < MAX_TOMBSTONES
     }
 
     pub(crate) fn holds(&self) -> u64 {
@@ -75,7 +91,7 @@ impl Ledger {
 
     /// All records, the newer ones first.
     pub(crate) fn all(&self, now: u64) -> impl Iterator<Item = (&Id, &Record)> {
-        let oldest = (now / self.retention).saturating_sub(1);
+        let oldest = self.generation(now).saturating_sub(1);
         let kept = [&self.written, &self.before].into_iter();
         let kept = kept.filter(move |(generation, _)| *generation >= oldest);
         self.holds.iter().chain(kept.flat_map(|(_, records)| records.iter()))

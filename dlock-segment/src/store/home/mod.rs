@@ -53,7 +53,7 @@ impl Home {
             sold_by_id: 0,
             changes: 0,
             units: Units::new(stock, segments),
-            ledger: Ledger::new(retention),
+            ledger: Ledger::new(birth, retention),
             buyers: HashMap::new(),
             journal: VecDeque::new(),
             written: 0,
@@ -297,6 +297,9 @@ impl Home {
 
     /// Refuses everything under this id from now on.
     fn put_tombstone(&mut self, now: u64, id: &Id) -> Answer {
+        if !self.ledger.has_room_for_tombstone(now) {
+            return Answer::Full;
+        }
         let record = Record::tombstone(now);
         self.ledger.put(now, id, record.clone());
         self.changes += 1;

@@ -167,6 +167,7 @@ fn refusal(letter: &str) -> Option<Answer> {
         "P" => Answer::Paused,
         "C" => Answer::Conflict,
         "M" => Answer::BuyerMissing,
+        "F" => Answer::Full,
         "O" => Answer::Overflow,
         "G" => Answer::Again,
         "U" => Answer::Unreadable,

@@ -12,10 +12,9 @@ use rand::RngExt as _;
 use redis::Value;
 
 use self::codec::Batch;
-use super::memory::other_terms;
 use super::{
     Answer, Call, Change, Counts, Cursor, Durability, Entry, InventoryId, Page, Request, Store,
-    Terms, View,
+    Terms, View, missing,
 };
 use crate::error::{Error, Result};
 
@@ -93,23 +92,25 @@ impl Redis {
         let packed = batch.packed();
         let arguments = [birth.as_bytes(), start.as_bytes(), packed.as_slice()];
         let reply = self.run(&scripts().apply, &inventory.key, &arguments).await?;
-        if codec::text(&reply) == Some("N") {
-            return Err(not_found(&inventory.key));
+        if let Some(error) = is_missing(inventory, &reply) {
+            return Err(error);
         }
         batch.answers(&reply).ok_or_else(unreadable)
     }
 
+    /// Runs a script that answers with the view. The first of its arguments is the birth.
     async fn viewed(
         &self,
         script: &'static Script,
-        key: &Key,
+        inventory: &InventoryId,
         arguments: &[&[u8]],
     ) -> Result<View> {
-        let reply = self.run(script, key, arguments).await?;
-        match codec::text(&reply) {
-            Some("N") => Err(not_found(key)),
-            Some("C") => Err(other_terms(key)),
-            _ => codec::view(&reply).ok_or_else(unreadable),
+        let birth = inventory.birth.to_string();
+        let arguments = [&[birth.as_bytes()], arguments].concat();
+        let reply = self.run(script, &inventory.key, &arguments).await?;
+        match is_missing(inventory, &reply) {
+            Some(error) => Err(error),
+            None => codec::view(&reply).ok_or_else(unreadable),
         }
     }
 
@@ -188,9 +189,10 @@ impl Redis {
     ) -> Result<(View, Vec<Counts>)> {
         let birth = inventory.birth.to_string();
         let reply = self.run(&scripts().look, &inventory.key, &[birth.as_bytes()]).await?;
-        match &reply {
-            Value::Array(parts) => codec::counts(parts).ok_or_else(unreadable),
-            _ => Err(not_found(&inventory.key)),
+        match (&reply, is_missing(inventory, &reply)) {
+            (_, Some(error)) => Err(error),
+            (Value::Array(parts), None) => codec::counts(parts).ok_or_else(unreadable),
+            _ => Err(unreadable()),
         }
     }
 
@@ -208,11 +210,13 @@ impl Redis {
     }
 }
 
-fn not_found(key: &Key) -> Error {
-    Error::NotFound(format!(
-        "there is no inventory `{}`, or it was removed; make it with create()",
-        key.label()
-    ))
+/// The error if a script says that the inventory is not there.
+fn is_missing(inventory: &InventoryId, reply: &Value) -> Option<Error> {
+    match codec::text(reply) {
+        Some("N") => Some(missing(inventory, false)),
+        Some("R") => Some(missing(inventory, true)),
+        _ => None,
+    }
 }
 
 fn unreadable() -> Error {
@@ -225,12 +229,18 @@ impl Store for Redis {
             let comparable = terms.to_comparable();
             let mut arguments = vec![comparable.as_bytes()];
             arguments.extend(comparable.split(' ').map(str::as_bytes));
-            self.viewed(&scripts().create, key, &arguments).await
+            let reply = self.run(&scripts().create, key, &arguments).await?;
+            let Value::Array(reply) = &reply else { return Err(unreadable()) };
+            let [head, made] = reply.as_slice() else { return Err(unreadable()) };
+            let view = codec::view(head).ok_or_else(unreadable)?;
+            let made = codec::text(made).and_then(Terms::from_comparable).ok_or_else(unreadable)?;
+            terms.check(key, &made, &view)?;
+            Ok(view)
         })
     }
 
-    fn open<'a>(&'a self, key: &'a Key) -> Call<'a, View> {
-        Box::pin(self.viewed(&scripts().open, key, &[]))
+    fn open<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View> {
+        Box::pin(self.viewed(&scripts().open, inventory, &[]))
     }
 
     fn view<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View> {
@@ -264,14 +274,18 @@ impl Store for Redis {
                 Change::Resize(segments) => ("z", segments.into(), 0),
                 Change::Rebalance => ("b", 0, 0),
             };
-            let (birth, one, two) = (inventory.birth.to_string(), one.to_string(), two.to_string());
-            let arguments = [birth.as_bytes(), what.as_bytes(), one.as_bytes(), two.as_bytes()];
-            self.viewed(&scripts().change, &inventory.key, &arguments).await
+            let (one, two) = (one.to_string(), two.to_string());
+            let arguments = [what.as_bytes(), one.as_bytes(), two.as_bytes()];
+            self.viewed(&scripts().change, inventory, &arguments).await
         })
     }
 
     fn counts<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, (View, Vec<Counts>)> {
         Box::pin(async move {
+            let counted = self.counts_without_reclaim(inventory).await?;
+            if counted.0.next_expiry == 0 || counted.0.next_expiry > counted.0.now {
+                return Ok(counted);
+            }
             self.view(inventory).await?; // gives back what expired
             self.counts_without_reclaim(inventory).await
         })

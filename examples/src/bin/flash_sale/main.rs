@@ -2,6 +2,8 @@
 //! them in time, or the units go back into the stock.
 //!
 //! Run `cargo run -p examples --bin flash_sale` and open the address that it prints.
+//! On a server, make the sale first: `DLOCK_URL=redis://localhost flash_sale create` prints
+//! its id, and `SALE=<id>` lets the service open it.
 //! Simulated buyers (`CROWD=0` for none) reserve units. Most of them pay. The units of
 //! the others come back when the payment time is over.
 //!
@@ -11,6 +13,7 @@
 //! | `POST /orders/{order}/pay` | 200 sold | 410 too late |
 //! | `DELETE /orders/{order}` | 200 cancelled | |
 //! | `GET /stock`, `GET /events` | 200 the segments, once or live | |
+//! | `GET /audit` | 200 everything counted again | |
 //!
 //! The id of the order is the operation id. A client that got no answer can repeat its
 //! request: the order is not placed twice.
@@ -25,11 +28,14 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use dlock::Dlock;
 use dlock_segment::{Error, HoldState, Inventory, Reservation};
 use futures_util::Stream;
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 
+/// The name of the sale.
+const SALE: &str = "phone";
 /// How long a buyer has to pay.
 const PAYMENT_TIME: Duration = Duration::from_secs(2);
 /// The most units that a buyer can have.
@@ -45,13 +51,17 @@ fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
 #[tokio::main]
 async fn main() -> Result<()> {
     let dlock = examples::connect().await?;
-    let name = format!("phone-{}", std::process::id());
-    let sale = Inventory::builder(&dlock, name.as_str())
-        .stock(setting("STOCK", 2_000))
-        .segments(16)
-        .per_buyer(PER_BUYER)
-        .create()
-        .await?;
+    if std::env::args().nth(1).as_deref() == Some("create") {
+        println!("{}", create(&dlock).await?.creation_id());
+        return Ok(());
+    }
+    let sale = match std::env::var("SALE") {
+        // If the store lost the sale, this fails. It never sells the stock again.
+        Ok(id) => Inventory::open_created(&dlock, SALE, id.parse()?).await?,
+        // The memory of this process is always empty at the start.
+        Err(_) if examples::is_embedded(&dlock) => create(&dlock).await?,
+        Err(_) => anyhow::bail!("set SALE to the id that `flash_sale create` printed"),
+    };
     for buyer in 0..setting("CROWD", 8) {
         tokio::spawn(simulate_buyer(sale.clone(), buyer));
     }
@@ -59,6 +69,7 @@ async fn main() -> Result<()> {
         .route("/", get(|| async { Html(include_str!("page.html")) }))
         .route("/stock", get(stock))
         .route("/events", get(events))
+        .route("/audit", get(audit))
         .route("/orders/{order}", post(reserve).delete(cancel))
         .route("/orders/{order}/pay", post(pay))
         .with_state(sale.clone());
@@ -71,8 +82,13 @@ async fn main() -> Result<()> {
         served = axum::serve(listener, shop).into_future() => served?,
         () = stop => {}
     }
-    sale.remove().await?;
     Ok(())
+}
+
+/// Makes the sale: once, by an administrator, and not by a service that starts.
+async fn create(dlock: &Dlock) -> Result<Inventory, Error> {
+    let stock = setting("STOCK", 2_000);
+    Inventory::builder(dlock, SALE).stock(stock).segments(16).per_buyer(PER_BUYER).create().await
 }
 
 #[derive(Deserialize)]
@@ -139,22 +155,24 @@ struct StockView {
     sold: u64,
     /// The available and the reserved units of each segment.
     segments: Vec<[u64; 2]>,
-    clean: bool,
 }
 
 async fn stock_view(sale: &Inventory) -> Result<StockView, Error> {
-    let audit = sale.audit().await?;
+    // One round trip that reads no records, because every viewer asks five times a second.
+    let (stock, segments) = sale.segments().await?;
     Ok(StockView {
-        available: audit.available,
-        reserved: audit.reserved,
-        sold: audit.sold,
-        segments: audit
-            .segments
-            .iter()
-            .map(|segment| [segment.counts.available, segment.counts.reserved])
-            .collect(),
-        clean: audit.is_clean(),
+        available: stock.available,
+        reserved: stock.reserved,
+        sold: stock.sold,
+        segments: segments.iter().map(|segment| [segment.available, segment.reserved]).collect(),
     })
+}
+
+async fn audit(State(sale): State<Inventory>) -> Response {
+    match sale.audit().await {
+        Ok(audit) => Json(audit).into_response(),
+        Err(error) => error_response(&error),
+    }
 }
 
 async fn stock(State(sale): State<Inventory>) -> Response {

@@ -411,7 +411,7 @@ if #kept > 0 then
   local name = key .. 'o' .. text(head[GENERATION])
   call_with('HSET', name, kept)
   if fresh then
-    redis.call('PEXPIREAT', name, text((generation + 3) * head[RETENTION]))
+    redis.call('PEXPIREAT', name, text((generation + 3) * head[RETENTION] - phase(head)))
   end
 end
 local without, with = {}, {}

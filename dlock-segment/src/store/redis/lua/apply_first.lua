@@ -9,18 +9,18 @@
 --          items: kind, quantity, id, whose, extra, ... with the kinds d deduct,
 --          h reserve (extra: how long it lasts), c confirm, x cancel, e extend (extra: until
 --          when), r refund (whose: the refunded operation), s restock, q resolve, l look
--- Reply: 'N' if there is no such inventory, else the view and lines:
+-- Reply: 'N' if there is no such inventory ('R' if it was removed), else the view and lines:
 --   for each run: the number of deductions done, the refusal of the others, the parts;
 --   for each list of ids: a count and the answer that so many ids share, ..., separated by
 --   tabs;
 --   for each item: its answer.
 --   An answer is a record or a letter: A absent, S sold out, L limit reached, B before it
 --   opens, E ended, P paused, C conflict, M buyer missing, T and what is left: too much,
---   O overflow, G again, U its record cannot be read
+--   O overflow, F too many tombstones, G again, U its record cannot be read
 
 local head = load_head(ARGV[1])
 if not head then
-  return 'N'
+  return missing(ARGV[1])
 end
 local batch = cmsgpack.unpack(ARGV[3])
 local runs, named, items = batch[1], batch[2], batch[3]

@@ -9,7 +9,10 @@ local seen = {}
 -- not open reservations any more; open reservations; buyers.
 local kept, unhold, held, buyers_changed = {}, {}, {}, {}
 
-local generation = math.floor(now / head[RETENTION])
+local generation = generation_of(head)
+if generation > head[GENERATION] then
+  head[TOMBSTONES] = 0
+end
 local function look_in(hash, ids, marks)
   local found = redis.call('HMGET', hash, unpack(ids))
   local any = false
@@ -128,7 +131,12 @@ local function find(id)
 end
 
 -- Refuses everything under this id from now on.
+local MAX_TOMBSTONES = 100000
 local function write_tombstone(id)
+  if head[TOMBSTONES] >= MAX_TOMBSTONES then
+    return 'F'
+  end
+  head[TOMBSTONES] = head[TOMBSTONES] + 1
   local record = keep(id, 'q 0 0 0 ' .. now_text .. ' 0  ')
   add_entry('q', id, '', 0, '', 0)
   return record

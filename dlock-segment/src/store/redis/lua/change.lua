@@ -2,11 +2,11 @@
 -- ARGV: birth, then one of
 --   'w' opens closes: the opening times; 'p' 0 or 1: paused; 'l' units: limit per buyer;
 --   'z' segments: resize; 'b': rebalance
--- Reply: the view, or 'N' if there is no such inventory.
+-- Reply: the view, or 'N' if there is no such inventory ('R' if it was removed).
 
 local head = load_head(ARGV[1])
 if not head then
-  return 'N'
+  return missing(ARGV[1])
 end
 
 local function region(number)

@@ -11,6 +11,7 @@
 --   <key>h      hash: records of open reservations, by operation id
 --   <key>x      sorted set: when each of those expires
 --   <key>b      hash: how many units each buyer has
+--   <key>d<b>   string: the inventory that was born at b was removed
 --   <key>j      stream: the journal; an entry for each batch, whose id is the number of its
 --               last line
 -- A record is status, quantity, refunded, epoch, at, expires, parts and whose, separated by
@@ -21,6 +22,7 @@
 local LAYOUT, EPOCH, SEGMENTS, AVAILABLE, RESERVED, SOLD, INITIAL, RESTOCKED = 1, 2, 3, 4, 5, 6, 7, 8
 local OPENS, CLOSES, PAUSED, PER_BUYER, RETENTION, JOURNAL, SEQUENCE = 9, 10, 11, 12, 13, 14, 15
 local HOLDS, NEXT_EXPIRY, GENERATION, BEFORE, BIRTH, SOLD_BY_ID, CHANGES = 16, 17, 18, 19, 20, 21, 22
+local TOMBSTONES = 23 -- of the generation that was written last
 local WORDS = 32
 local FORMAT = '>' .. string.rep('i8', WORDS)
 
@@ -55,6 +57,11 @@ local function load_head(birth)
   return head
 end
 
+-- What is answered if there is no such inventory: 'R' if it was removed, else 'N'.
+local function missing(birth)
+  return birth ~= '0' and redis.call('GET', key .. 'd' .. birth) and 'R' or 'N'
+end
+
 local function pack_head(head)
   return struct.pack(FORMAT, unpack(head, 1, WORDS))
 end
@@ -63,6 +70,17 @@ end
 local function view(head)
   head[WORDS] = now
   return pack_head(head)
+end
+
+-- Each inventory has a phase of its own, so that the records of many inventories do not end
+-- at the same moment.
+local function phase(head)
+  return head[BIRTH] % 8191 * math.floor(head[RETENTION] / 8191)
+end
+
+-- The number of the generation at this time.
+local function generation_of(head)
+  return math.floor((now + phase(head)) / head[RETENTION])
 end
 
 -- One line of the journal.

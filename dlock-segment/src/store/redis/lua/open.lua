@@ -1,8 +1,9 @@
 -- Opens an inventory.
--- Reply: the view, or 'N' if there is no such inventory.
+-- ARGV: birth, or 0 for any
+-- Reply: the view, or 'N' if there is no such inventory ('R' if it was removed).
 
-local head = load_head('0')
+local head = load_head(ARGV[1])
 if not head then
-  return 'N'
+  return missing(ARGV[1])
 end
 return missing_right() or view(head)

@@ -8,4 +8,6 @@ if not head then
 end
 redis.call('UNLINK', key, key .. 't', key .. 'z', key .. 'h', key .. 'x', key .. 'b', key .. 'j',
   key .. 'o' .. text(head[GENERATION]), key .. 'o' .. text(head[BEFORE]))
+-- For a day, whoever knows this inventory is told that it was removed, not lost.
+redis.call('SET', key .. 'd' .. ARGV[1], '1', 'PX', 86400000)
 return 1
