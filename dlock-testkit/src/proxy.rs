@@ -75,6 +75,8 @@ struct Conditions {
     cut_below: u64,
     /// Connections with a lower number are kept open, and nothing is forwarded.
     frozen_below: u64,
+    /// The connection with this number is frozen by itself.
+    frozen: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -174,6 +176,12 @@ impl Proxy {
     pub fn freeze(&self) {
         let next = self.shared.state().attempts.len() as u64;
         self.change(|conditions| conditions.frozen_below = next);
+    }
+
+    /// Freezes one connection, by its number in the order of connecting: it stays open,
+    /// and nothing is forwarded any more.
+    pub fn freeze_connection(&self, number: u64) {
+        self.change(|conditions| conditions.frozen = Some(number));
     }
 
     /// Injects this fault once, into the next message that contains this string.
@@ -399,7 +407,9 @@ async fn write(
             tokio::time::sleep_until(due.into()).await;
         }
         let open = |conditions: &Conditions| {
-            !conditions.stalled[way as usize] && number >= conditions.frozen_below
+            !conditions.stalled[way as usize]
+                && number >= conditions.frozen_below
+                && conditions.frozen != Some(number)
         };
         if conditions.wait_for(open).await.is_err() {
             return Ok(()); // the proxy is gone

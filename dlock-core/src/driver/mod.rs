@@ -251,6 +251,9 @@ impl Core {
 
     fn answered(self: &Arc<Self>, shard: usize, call: CallId, answer: Answer) {
         self.step(shard, |machine, now, actions| machine.reply(now, call, answer, actions));
+        if self.is_closed() {
+            self.timer.changed.notify_one(); // it may have been the last thing owed
+        }
     }
 
     /// A call to the backend outside the machines: on the driver's thread, since

@@ -208,6 +208,7 @@ impl<G: LockGuard> Lock<G> {
             max_hold: self.options.max_hold,
             holder: self.options.holder(&self.handle.holder),
         };
+        let began = self.handle.core.now();
         match Acquire::new(&self.handle, request).await {
             Ok(Admission { ticket_ref, token, handed_over, waited, since }) => {
                 let handle = self.handle.clone();
@@ -228,7 +229,7 @@ impl<G: LockGuard> Lock<G> {
                 })?;
                 Ok(Ok(G::from_hold(hold, token)))
             }
-            Err(refusal) => self.refused(key, refusal),
+            Err(refusal) => self.refused(key, refusal, began),
         }
     }
 
@@ -252,9 +253,10 @@ impl<G: LockGuard> Lock<G> {
         Err(Error::new(kind, Operation::Acquire).on(key).saying(fault))
     }
 
-    fn refused(&self, key: &Key, refusal: Refusal) -> Result<Result<G, Error>> {
+    fn refused(&self, key: &Key, refusal: Refusal, began: Moment) -> Result<Result<G, Error>> {
         let error = |kind| Error::new(kind, Operation::Acquire).on(key);
-        let waited = self.options.wait.unwrap_or_default();
+        let waited = self.handle.core.now().since(began);
+        let waited = Duration::from_millis(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
         match refusal {
             Refusal::Busy(holder) => {
                 Ok(Err(error(ErrorKind::TimedOut).saying(held_by(holder, Duration::ZERO))))

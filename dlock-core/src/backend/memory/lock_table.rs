@@ -109,6 +109,8 @@ impl Waiter {
     }
 }
 
+/// So many waiters are not looked through for dead ones.
+const FEW_WAITERS: usize = 16;
 const BREAKS_KEPT: usize = 64;
 const PAGE: usize = 100;
 
@@ -183,6 +185,11 @@ impl LockTable {
             return AcquireOutcome::Busy { holder };
         }
         if place.is_none() {
+            // Whenever their number has doubled the dead are dropped, also behind one that
+            // lives: a constant cost for each.
+            if lock.waiters.len() >= FEW_WAITERS && lock.waiters.len().is_power_of_two() {
+                lock.waiters.retain(|waiter| waiter.is_alive(now));
+            }
             lock.waiters.push_back(Waiter {
                 owner: claim.owner,
                 mode: claim.mode,
