@@ -85,6 +85,7 @@ async fn a_half_open_notices_connection_is_replaced() {
     let (guard, granted) = waiting.await.expect("the task").expect("the lock");
     assert!(granted - released < Duration::from_millis(400), "{:?}", granted - released);
     drop((guard, waiter, holder));
+    proxy.heal();
     server.assert_nothing_left().await;
 }
 
@@ -112,7 +113,7 @@ async fn a_short_lease_outlives_a_silent_connection() {
 async fn a_stopped_server_keeps_nobody_waiting() {
     let Some(server) = RedisServer::start() else { return };
     let client = server.client();
-    let guard = client.mutex("held").lock().await.expect("the lock");
+    let guard = client.mutex("held").ttl(Duration::from_secs(10)).lock().await.expect("the lock");
     server.pause();
     let began = Instant::now();
     let error = client.mutex("a").try_lock().await.expect_err("no answer");
@@ -161,11 +162,8 @@ async fn a_hook_that_blocks_stops_no_renewal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hook_that_panics_ends_nothing() {
     let Some(server) = RedisServer::start() else { return };
-    let client = client(&server.url())
-        .on_event(|_| panic!("on purpose"))
-        .connect()
-        .await
-        .expect("a client");
+    let client =
+        client(&server.url()).on_event(|_| panic!("on purpose")).connect().await.expect("a client");
     let ttl = Duration::from_secs(1);
     let guard = client.mutex("a").ttl(ttl).lock().await.expect("the lock");
     let other = server.client();
@@ -211,6 +209,7 @@ async fn the_cost_of_a_permit_does_not_grow_with_holders() {
     let Some(server) = RedisServer::start() else { return };
     let client = server.client();
     let semaphore = client.semaphore("a", 100_000);
+    let long = Duration::from_secs(600); // nothing is renewed meanwhile
     let cycle = async || {
         server.cli(&["CONFIG", "RESETSTAT"]);
         for _ in 0..10 {
@@ -223,7 +222,7 @@ async fn the_cost_of_a_permit_does_not_grow_with_holders() {
     let mut counts = Vec::new();
     for holders in [2, 2_000] {
         while held.len() < holders {
-            held.push(semaphore.permits(1).lock().await.expect("a permit"));
+            held.push(semaphore.permits(1).ttl(long).lock().await.expect("a permit"));
         }
         counts.push(cycle().await);
     }

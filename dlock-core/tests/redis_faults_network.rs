@@ -16,6 +16,9 @@ use dlock_testkit::redis::{RedisServer, TTL, client};
 use tokio::task::JoinHandle;
 
 const LONG: Duration = Duration::from_secs(30);
+/// The stall of row 22 lasts for two of these, and ends before the client gives up its
+/// stalled connection for notices.
+const SHORT: Duration = Duration::from_millis(300);
 const CALL: Duration = Duration::from_millis(700);
 
 /// A client through a proxy, with the call time-out [`CALL`].
@@ -332,7 +335,7 @@ async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) ->
     let guard = holder.mutex("a").lock().await.expect("the lock");
     let (told, mut granted) = tokio::sync::mpsc::unbounded_channel();
     let waiting = tokio::spawn({
-        let (lock, checker) = (waiter.mutex("a"), checker.clone());
+        let (lock, checker) = (waiter.mutex("a").ttl(SHORT), checker.clone());
         async move {
             let guard = lock.lock().await.expect("the lock, in the end");
             let interval = HeldInterval::begin(&guard);
@@ -349,7 +352,7 @@ async fn stalled_handover(waiter: Dlock, proxy: &Proxy, server: &RedisServer) ->
     // The lock is the waiter's, who does not know; when that has ended, a third's.
     let guard = third.mutex("a").ttl(LONG).lock().await.expect("the lock");
     let interval = HeldInterval::begin(&guard).expect("it is held");
-    tokio::time::sleep(TTL * 2).await;
+    tokio::time::sleep(SHORT).await;
     proxy.heal();
     let early = tokio::time::timeout(Duration::from_millis(1_500), granted.recv()).await;
     for record in interval.end(&guard, "third") {

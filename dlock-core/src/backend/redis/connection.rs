@@ -112,7 +112,8 @@ impl Link {
 
     fn checked(&self, live: &Arc<Live>, operation: Operation, answer: Value) -> Result<Value> {
         if errors::is_not_primary(&answer) {
-            self.end(live); // another server may answer at the same address by now
+            // Another server may answer at the same address by now.
+            self.end_because(live, errors::replica());
         }
         match answer {
             Value::ServerError(error) => Err(errors::refused(operation, &error)),
@@ -163,12 +164,17 @@ impl Link {
         }
     }
 
-    /// Ends a connection that is of no use any more.
+    /// Ends a connection that broke.
     fn end(&self, live: &Arc<Live>) {
+        let why = Error::new(ErrorKind::Unavailable, Operation::Connect)
+            .saying(format!("the connection to Redis at {} broke", self.shown));
+        self.end_because(live, why);
+    }
+
+    /// Ends a connection that is of no use any more.
+    fn end_because(&self, live: &Arc<Live>, why: Error) {
         let mut state = self.state.lock();
         if matches!(&*state, State::Up(current) if Arc::ptr_eq(current, live)) {
-            let why = Error::new(ErrorKind::Unavailable, Operation::Connect)
-                .saying(format!("the connection to Redis at {} broke", self.shown));
             *state = State::Down { next: live.since + pause(0), failures: 0, why: Some(why) };
             self.up.send_replace(false);
         }

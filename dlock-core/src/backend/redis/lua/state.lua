@@ -24,7 +24,7 @@
 -- the counts are kept beside them. `soonest` is never later than the first end of a
 -- holder. Only when it has passed, the holders are looked through for those that
 -- ended, some at a time (see expire). Dead waiters are dropped when they are first, or
--- when the cursor `trim` comes by, which moves on with each new waiter.
+-- when a new waiter finds them by chance.
 
 -- The most fields that one call looks through for holders that ended.
 local SWEEP = 128
@@ -36,7 +36,7 @@ local GRANTS = 32
 
 local META = {
   'holders', 'exclusive', 'permits', 'last', 'soonest', 'until_', 'head', 'tail',
-  'waiters', 'trim', 'cursor', 'swept', 'known',
+  'waiters', 'cursor', 'swept', 'known',
 }
 
 local function parse_holder(owner, record)
@@ -81,7 +81,7 @@ end
 local function empty(key, now)
   return {
     key = key, now = now, notices = {}, fields = {}, written = {}, holders = 0, exclusive = 0, permits = 0, last = 0,
-    soonest = 0, until_ = 0, head = 1, tail = 1, waiters = 0, trim = 1,
+    soonest = 0, until_ = 0, head = 1, tail = 1, waiters = 0,
     cursor = '', swept = 0, known = '',
   }
 end
@@ -353,18 +353,14 @@ local function set_waiter(state, waiter)
   keep_until(state, waiter.asked + waiter.patience)
 end
 
--- Looks at two places and drops who waits there no longer.
+-- Looks at some waiters by chance and drops who is dead, also behind one that lives.
+-- Each new waiter does so, so the dead do not outnumber the other fields.
 local function trim(state)
-  for _ = 1, 2 do
-    if state.trim < state.head or state.trim >= state.tail then
-      state.trim = state.head
-    end
-    local owner = get(state, 'q' .. text(state.trim))
-    local waiter = owner and waiter_of(state, owner)
+  for _, field in ipairs(call('HRANDFIELD', state.key, '4')) do
+    local waiter = sub(field, 1, 1) == 'w' and waiter_of(state, sub(field, 2))
     if waiter and not is_alive(state, waiter) then
       remove_waiter(state, waiter)
     end
-    state.trim = state.trim + 1
   end
 end
 
@@ -374,7 +370,7 @@ local function add_waiter(state, waiter)
   set_waiter(state, waiter)
   put(state, 'q' .. waiter.place, waiter.owner)
   state.tail, state.waiters = state.tail + 1, state.waiters + 1
-  if state.waiters > 8 then
+  if state.waiters > 8 and not state.fresh then
     trim(state)
   end
 end
@@ -383,7 +379,7 @@ end
 local function front(state)
   for _ = 1, PLACES do
     if state.waiters == 0 then
-      state.head, state.trim = state.tail, state.tail
+      state.head = state.tail
       return nil
     end
     local owner = get(state, 'q' .. text(state.head))
