@@ -40,28 +40,43 @@ impl Bug {
     ];
 }
 
-/// The bug planted in a machine. Outside the simulation there is no way to set
-/// one, and asking costs nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PlantedBug {
+/// The bug planted in a machine. Outside the simulation there is no way to set one, and
+/// asking costs nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct PlantedBug<B = Bug> {
     #[cfg(feature = "simulation")]
-    bug: Option<Bug>,
+    bug: Option<B>,
+    #[cfg(not(feature = "simulation"))]
+    none: std::marker::PhantomData<B>,
 }
 
-impl PlantedBug {
+impl<B> Default for PlantedBug<B> {
+    fn default() -> Self {
+        PlantedBug {
+            #[cfg(feature = "simulation")]
+            bug: None,
+            #[cfg(not(feature = "simulation"))]
+            none: std::marker::PhantomData,
+        }
+    }
+}
+
+impl<B: Copy + PartialEq> PlantedBug<B> {
     /// A machine with this bug.
     #[cfg(feature = "simulation")]
-    pub fn with(bug: Option<Bug>) -> Self {
+    pub fn with(bug: Option<B>) -> Self {
         PlantedBug { bug }
     }
 
+    /// Whether the machine has this bug.
     #[cfg(feature = "simulation")]
-    pub(crate) fn is(self, bug: Bug) -> bool {
+    pub fn is(self, bug: B) -> bool {
         self.bug == Some(bug)
     }
 
+    /// Whether the machine has this bug.
     #[cfg(not(feature = "simulation"))]
-    pub(crate) const fn is(self, _: Bug) -> bool {
+    pub fn is(self, _: B) -> bool {
         false
     }
 }

@@ -26,26 +26,4 @@ impl Bug {
 
 /// The bug planted in an inventory. Without the feature `simulation` there is no way
 /// to set one, and asking costs nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PlantedBug {
-    #[cfg(feature = "simulation")]
-    bug: Option<Bug>,
-}
-
-impl PlantedBug {
-    /// An inventory with this bug.
-    #[cfg(feature = "simulation")]
-    pub fn with(bug: Option<Bug>) -> Self {
-        PlantedBug { bug }
-    }
-
-    #[cfg(feature = "simulation")]
-    pub(crate) fn is(self, bug: Bug) -> bool {
-        self.bug == Some(bug)
-    }
-
-    #[cfg(not(feature = "simulation"))]
-    pub(crate) const fn is(self, _: Bug) -> bool {
-        false
-    }
-}
+pub type PlantedBug = dlock::machine::PlantedBug<Bug>;

@@ -1,7 +1,7 @@
 //! Pure: what the backend's answers and notices do to a claim.
 
 use super::tracked_claim::{InDoubt, InFlight, Phase};
-use super::{Answer, CallId, ClaimEvent, ClaimId, Keeper, LOOK};
+use super::{Answer, CallId, ClaimEvent, ClaimId, Keeper, LOOK, RETRIES_PER_TTL};
 use crate::claim::{
     AcquireOutcome, LossReason, Notice, Owner, Release, ReleaseOutcome, RenewOutcome,
 };
@@ -182,7 +182,7 @@ impl Keeper {
             Err(error) => {
                 let planted = self.planted;
                 let tracked = self.claims.get_mut(id)?;
-                let retry = (tracked.claim.ttl / 12).min(LOOK);
+                let retry = (tracked.claim.ttl / RETRIES_PER_TTL).min(LOOK);
                 if let Phase::Held { certain, .. } = &mut tracked.phase {
                     *certain = false;
                 }

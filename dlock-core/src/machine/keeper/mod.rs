@@ -89,6 +89,16 @@ const LOOK: Duration = Duration::from_secs(1);
 const SETTLE: Duration = Duration::from_secs(1);
 /// How long a release is tried beyond the ttl when an acquire is in doubt.
 const OWED: Duration = Duration::from_secs(60);
+/// How often a lease is renewed in its term.
+const RENEWALS_PER_TERM: u64 = 3;
+/// Into how many beats a term is divided: leases that are due in one are renewed
+/// together.
+const BEATS: u64 = 1024;
+/// Renewals are spread from seven eighths of their time on.
+const EARLIEST_RENEWAL: u64 = BEATS * 7 / 8;
+/// A renewal that failed is tried again after this part of the ttl.
+const RETRIES_PER_TTL: u32 = 12;
+/// The pause before a failed acquire or release is tried again; it doubles.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 
 /// Clocks of two machines may differ by this much in rate: one in fifty.
@@ -384,9 +394,9 @@ impl Keeper {
     /// its term, spread out, but on a beat that all leases of this term share, so
     /// that many are renewed by one call.
     fn renewal(&mut self, sent: Moment, term: Duration) -> Moment {
-        let beat = (nanos(term) / 1024).max(1);
-        let spread = self.random.random_range(896..1024_u64);
-        let at = (sent + Duration::from_nanos(beat * spread / 3)).as_nanos();
+        let beat = (nanos(term) / BEATS).max(1);
+        let spread = self.random.random_range(EARLIEST_RENEWAL..BEATS);
+        let at = (sent + Duration::from_nanos(beat * spread / RENEWALS_PER_TERM)).as_nanos();
         Moment::from_nanos(at - at % beat)
     }
 

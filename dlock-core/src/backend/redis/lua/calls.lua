@@ -24,21 +24,23 @@ local function somebody(state)
   return record and match(record, string.rep('[^\t]*\t', 9) .. '(.*)$') or ''
 end
 
+-- Takes away a lease, or else a place in the queue.
+local function remove(state, owner, held)
+  local waiter = not held and waiter_of(state, owner)
+  if held then
+    remove_holder(state, held)
+  elseif waiter then
+    remove_waiter(state, waiter)
+  end
+end
+
 function second.a(key, at, instead_of)
   local owner = sub(ARGV[at], 2, 33)
   local ttl, wanted = ARGV[at + 2] * 1000, tonumber(ARGV[at + 3])
   local queue, patience, sent = match(ARGV[at + 4], '^(%d)\t(%d+)\t(%d+)$')
   local state = load(key, now, owner)
   if instead_of then
-    local held = lease_of(state, instead_of)
-    if held then
-      remove_holder(state, held)
-    else
-      local waiter = waiter_of(state, instead_of)
-      if waiter then
-        remove_waiter(state, waiter)
-      end
-    end
+    remove(state, instead_of, lease_of(state, instead_of))
   end
 
   local function finish(reply)
@@ -132,13 +134,8 @@ function second.x(key, at, stays)
   if held and stays then
     held.parked = true
     prolong(state, held, now + stays)
-  elseif held then
-    remove_holder(state, held)
   else
-    local waiter = waiter_of(state, owner)
-    if waiter then
-      remove_waiter(state, waiter)
-    end
+    remove(state, owner, held)
   end
   conclude(state)
   return record and 1 or 0

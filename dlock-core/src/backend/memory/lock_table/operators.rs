@@ -1,0 +1,110 @@
+//! Pure: what operators ask of the table: who holds what, and taking it away.
+
+use std::time::Duration;
+
+use super::{BREAKS_KEPT, LockTable, PAGE, SentNotice};
+use crate::backend::{Cursor, HolderState, KeyState, Page, WaiterState};
+use crate::claim::{Holder, LossReason, Notice};
+use crate::clock::Moment;
+use crate::key::Key;
+
+impl LockTable {
+    /// See [`Backend::break_lock`](crate::Backend::break_lock).
+    pub fn break_lock(
+        &mut self,
+        now: Moment,
+        key: &Key,
+        by: &Holder,
+        delay: Duration,
+        out: &mut Vec<SentNotice>,
+    ) -> usize {
+        let minting = self.minting(now);
+        let mut count = 0;
+        for space in [&mut self.locks, &mut self.semaphores] {
+            let Some(lock) = space.get_mut(key) else { continue };
+            lock.expire(now);
+            count += lock.holders.len();
+            lock.holders.retain(|held| !held.parked);
+            for held in &mut lock.holders {
+                out.push(SentNotice {
+                    client: held.holder.client,
+                    key: key.clone(),
+                    owner: held.owner,
+                    notice: Notice::Lost(LossReason::Broken { by: by.to_string() }),
+                });
+                held.parked = true;
+                held.expires = held.expires.min(now + delay);
+            }
+            lock.holders.retain(|held| held.expires > now);
+            lock.count_soonest();
+            lock.settle(minting, key, out);
+        }
+        if count > 0 {
+            self.broken.retain(|(broken, _)| broken != key);
+            self.broken.push_back((key.clone(), by.to_string()));
+            if self.broken.len() > BREAKS_KEPT {
+                self.broken.pop_front();
+            }
+        }
+        count
+    }
+
+    /// See [`Backend::inspect`](crate::Backend::inspect).
+    pub fn inspect(&self, now: Moment, key: &Key) -> KeyState {
+        let mut state = KeyState::default();
+        for lock in [&self.locks, &self.semaphores].iter().filter_map(|space| space.get(key)) {
+            state.holders.extend(lock.holders.iter().filter(|held| held.expires > now).map(
+                |held| HolderState {
+                    holder: held.holder.clone(),
+                    mode: held.mode,
+                    token: (!held.mode.is_permits()).then_some(held.grant.first),
+                    held_for: now.since(held.since),
+                    expires_in: held.expires.since(now),
+                },
+            ));
+            state.waiters.extend(lock.waiters.iter().filter(|waiter| waiter.is_alive(now)).map(
+                |waiter| WaiterState {
+                    holder: waiter.holder.clone(),
+                    mode: waiter.mode,
+                    waiting_for: now.since(waiter.since),
+                },
+            ));
+        }
+        state.broken_by =
+            self.broken.iter().find(|(broken, _)| broken == key).map(|(_, by)| by.clone());
+        state
+    }
+
+    /// See [`Backend::list`](crate::Backend::list).
+    pub fn list(&self, now: Moment, prefix: &str, cursor: &Cursor) -> Page {
+        let mut keys: Vec<&Key> = [&self.locks, &self.semaphores]
+            .into_iter()
+            .flatten()
+            .filter(|(key, lock)| {
+                let text = key.as_str();
+                text.starts_with(prefix) && text > cursor.0.as_str() && lock.in_use(now)
+            })
+            .map(|(key, _)| key)
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let next = (keys.len() > PAGE).then(|| Cursor(keys[PAGE - 1].as_str().to_owned()));
+        keys.truncate(PAGE);
+        Page { keys: keys.into_iter().cloned().collect(), next }
+    }
+
+    /// The number of keys with a live holder or waiter.
+    pub fn in_use(&self, now: Moment) -> usize {
+        self.locks.values().chain(self.semaphores.values()).filter(|lock| lock.in_use(now)).count()
+    }
+
+    /// The number of keys that are kept, in use or not.
+    pub fn keys(&self) -> usize {
+        self.locks.len() + self.semaphores.len()
+    }
+
+    /// Whether this key could be taken exclusively right now.
+    pub fn is_free(&self, now: Moment, key: &Key) -> bool {
+        self.locks.get(key).is_none_or(|lock| lock.holders.iter().all(|held| held.expires <= now))
+    }
+}
