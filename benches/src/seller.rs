@@ -354,14 +354,25 @@ impl Seller {
     pub async fn close(&self) -> Result<()> {
         let removed = match &self.strategy {
             Strategy::Global(_, stock) | Strategy::Segmented(_, stock) => stock.remove().await,
-            Strategy::Inventory { inventory, .. } => {
-                inventory.remove().await.map(drop).map_err(Into::into)
+            Strategy::Inventory { inventory, idempotent } => {
+                let removed = inventory.remove().await.map(drop).map_err(Into::into);
+                removed.and(self.forget_removal(inventory, *idempotent).await)
             }
         };
         self.disconnect().await;
         removed.context(
             "the stock of this run could not be removed; it expires by itself within a day",
         )
+    }
+
+    /// Nobody will ask for the inventory of this run: the note that it was removed goes too.
+    async fn forget_removal(&self, inventory: &Inventory, idempotent: bool) -> Result<()> {
+        let method = if idempotent { Method::InventoryIdempotent } else { Method::Inventory };
+        let Some(name) = self.inventory_keys(method)?.into_iter().next() else { return Ok(()) };
+        let mut connection = server::connect(&self.config.backend).await?;
+        let note = format!("{name}d{}", inventory.creation_id());
+        redis::cmd("DEL").arg(note).exec_async(&mut connection).await?;
+        Ok(())
     }
 
     /// Removes the stock and disconnects, then returns the result of the run.
