@@ -134,7 +134,7 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// The body sees the variables `segment`, a `&Segment`, and `guard`, a `&Guard`; the
 /// options of these names give them other names. The first segment is a random one.
 /// Busy segments are skipped while others are free, and segments that were dry a
-/// moment ago are tried last. The body may run once for each segment, so it borrows
+/// moment ago are left out. The body may run once for each segment, so it borrows
 /// the arguments: a body that moves an argument does not compile. When the lock is
 /// lost, the caller is cancelled or the body panics, the same happens as with
 /// `#[distributed_lock]`.

@@ -8,8 +8,7 @@
 //! dry, most passes take no lock.
 //!
 //! A pass never waits while a guard that it gave out is still held: two such passes could
-//! wait for each other. [`SegmentedLock::gather`] holds several segments, and waits for
-//! them in the order of their keys only.
+//! wait for each other.
 //!
 //! A task waits for two segments at first, and for twice as many after each [`WIDEN`]. So
 //! many tasks that wait for short work stay cheap, and no task is stuck behind two slow
@@ -217,8 +216,8 @@ impl SegmentedLock {
     /// at once after [`restocked`](Self::restocked).
     ///
     /// *Dry* means that nothing is left. A body that wants more units than a segment has
-    /// must not say `Dry`, because somebody else may want fewer: use
-    /// [`gather`](Self::gather).
+    /// must not say `Dry`, because somebody else may want fewer: call
+    /// [`Segments::next`] without [`Segments::dry`].
     pub fn dry_for(mut self, duration: Duration) -> Self {
         self.options.dry_for = duration;
         self
@@ -351,8 +350,7 @@ impl Segments {
     /// free. Returns `None` if every segment was offered, or was dry a moment ago.
     ///
     /// Drop the guard of the last segment first. While it is held this does not wait,
-    /// because two tasks could wait for each other. To hold several segments, use
-    /// [`SegmentedLock::gather`].
+    /// because two tasks could wait for each other.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -412,7 +410,7 @@ impl Segments {
             return Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire)
                 .on(&layout.key)
                 .saying(
-                    "every segment left is busy, and a guard of this pass is still held, so two tasks could wait for each other; drop the guard before next(), or use gather()",
+                    "every segment left is busy, and a guard of this pass is still held, so two tasks could wait for each other; drop the guard before next()",
                 ));
         }
         self.lock.first_free(layout, left).await
