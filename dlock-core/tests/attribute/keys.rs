@@ -34,6 +34,28 @@ async fn every_value_is_escaped() {
     assert!(error.to_string().contains("a:{value}"), "{error}");
 }
 
+struct Event {
+    r#match: u32,
+}
+
+#[distributed_lock(key = "{type}:{event.match}:{id}", client = dlock, guard = lock)]
+async fn keywords(dlock: &Dlock, r#type: &str, event: Event, r#id: u32) -> Result<String> {
+    assert_eq!(lock.key(), &key!("{type}:{event.match}:{id}")?);
+    Ok(lock.key().as_str().to_owned())
+}
+
+#[distributed_lock(key = { let up = name.to_uppercase(); key!("user:{up}") }, client = dlock, guard = lock)]
+async fn computed(dlock: &Dlock, name: &str) -> Result<String> {
+    Ok(lock.key().as_str().to_owned())
+}
+
+#[tokio::test]
+async fn keywords_and_computed_values() {
+    let dlock = testing::client();
+    assert_eq!(keywords(&dlock, "a", Event { r#match: 1 }, 7).await.unwrap(), "a:1:7");
+    assert_eq!(computed(&dlock, "ann").await.unwrap(), "user:ANN");
+}
+
 /// Counts how often it is shown, and can be neither cloned nor copied.
 struct Id<'a>(&'a std::cell::Cell<u32>);
 
