@@ -40,12 +40,15 @@ use crate::shared::expand_attribute;
 /// ```
 ///
 /// The result is a `Result<Key, Error>`, because only at run time is it known whether
-/// the values fit into a key. The values are borrowed, never moved.
+/// the values fit into a key: it has at most 512 bytes, and none of its values is empty,
+/// so that two callers without an id do not share a lock. The values are borrowed, never
+/// moved.
 ///
 /// # The template
 ///
 /// The template is one string literal, raw or not. It can contain:
-/// - `{name}`, the value of a variable, a constant or `self`;
+/// - `{name}`, the value of a variable, a constant or `self`; `{type}` is the variable
+///   `r#type`;
 /// - `{req.user.id}`, `{pair.0}`, the value of a field. Calls and operators are not
 ///   supported: assign their result to a variable first;
 /// - `{n:05}`, `{id:x}`, `{mode:?}`, a value with a format specifier as in

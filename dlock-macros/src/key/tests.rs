@@ -145,9 +145,9 @@ fn expansion() {
     let wanted = quote! {{
         let key = ::dlock::__private::KeyWriter::new("order:{order_id}:{n:05}")
             .literal("order:")
-            .value(::core::format_args!("{}", order_id))
+            .value("order_id", ::core::format_args!("{}", order_id))
             .literal(":")
-            .value(::core::format_args!("{:05}", n))
+            .value("n", ::core::format_args!("{:05}", n))
             .finish();
         key
     }};
