@@ -15,7 +15,9 @@
 //! holders. All locks of the same key and client know which segments are dry.
 
 mod dry_segments;
+mod gather;
 mod layout;
+mod options;
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,8 +30,10 @@ use rand::RngExt as _;
 use tokio::time::Instant;
 
 use self::dry_segments::{DrySegments, until};
+pub use self::gather::Share;
 pub use self::layout::Segment;
 use self::layout::{Layout, SegmentSpec};
+use self::options::{Options, Setting, with_options};
 use crate::observe;
 
 /// The largest number of segments of a lock or an inventory.
@@ -72,26 +76,6 @@ pub struct SegmentedLock {
     dlock: Dlock,
     layout: Result<Arc<Layout>>,
     options: Options,
-}
-
-#[derive(Clone)]
-struct Options {
-    /// The settings in the order in which they were given: a policy overrides those
-    /// before it.
-    settings: Vec<Setting>,
-    max_hold: Option<Duration>,
-    name: Option<&'static str>,
-    tags: Vec<(String, String)>,
-    dry_for: Duration,
-    preferred: Option<String>,
-}
-
-#[derive(Clone)]
-enum Setting {
-    Ttl(Duration),
-    /// `None`: without limit.
-    Wait(Option<Duration>),
-    Policy(Box<str>),
 }
 
 /// The outcome of the work on one segment. From a function under `#[segmented_lock]` it
@@ -216,8 +200,8 @@ impl SegmentedLock {
     /// at once after [`restocked`](Self::restocked).
     ///
     /// *Dry* means that nothing is left. A body that wants more units than a segment has
-    /// must not say `Dry`, because somebody else may want fewer: call
-    /// [`Segments::next`] without [`Segments::dry`].
+    /// must not say `Dry`, because somebody else may want fewer: use
+    /// [`gather`](Self::gather).
     pub fn dry_for(mut self, duration: Duration) -> Self {
         self.options.dry_for = duration;
         self
@@ -350,7 +334,8 @@ impl Segments {
     /// free. Returns `None` if every segment was offered, or was dry a moment ago.
     ///
     /// Drop the guard of the last segment first. While it is held this does not wait,
-    /// because two tasks could wait for each other.
+    /// because two tasks could wait for each other. To hold several segments, use
+    /// [`SegmentedLock::gather`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -410,7 +395,7 @@ impl Segments {
             return Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire)
                 .on(&layout.key)
                 .saying(
-                    "every segment left is busy, and a guard of this pass is still held, so two tasks could wait for each other; drop the guard before next()",
+                    "every segment left is busy, and a guard of this pass is still held, so two tasks could wait for each other; drop the guard before next(), or use gather()",
                 ));
         }
         self.lock.first_free(layout, left).await
@@ -433,9 +418,7 @@ impl Segments {
     /// this client and key tries it; see [`SegmentedLock::dry_for`].
     pub fn dry(&mut self) {
         if let (Some(index), Ok(layout)) = (self.current.take(), &self.lock.layout) {
-            let until = until(Instant::now(), self.lock.options.dry_for.min(DRY_FOR_AT_MOST));
-            self.dry.remember(&layout.key, index, until, self.restocks);
-            observe::dry(&layout.key, self.lock.options.name, &layout.segments[index]);
+            self.lock.mark_dry(&self.dry, layout, index, self.restocks);
         }
     }
 }
@@ -450,23 +433,14 @@ impl fmt::Debug for Segments {
 
 impl SegmentedLock {
     fn mutex(&self, layout: &Layout, index: usize) -> Mutex {
-        let Options { settings, max_hold, name, tags, .. } = &self.options;
-        let mut mutex = self.dlock.mutex(&layout.locks[index]);
-        for setting in settings {
-            mutex = match setting {
-                Setting::Ttl(ttl) => mutex.ttl(*ttl),
-                Setting::Wait(Some(wait)) => mutex.wait(*wait),
-                Setting::Wait(None) => mutex.wait_unlimited(),
-                Setting::Policy(name) => mutex.policy(name),
-            };
-        }
-        if let Some(max_hold) = max_hold {
-            mutex = mutex.max_hold(*max_hold);
-        }
-        if let Some(name) = name {
-            mutex = mutex.name(name);
-        }
-        tags.iter().fold(mutex, |mutex, (name, value)| mutex.tag(name, value))
+        with_options!(self.dlock.mutex(&layout.locks[index]), self.options)
+    }
+
+    /// Remembers that a segment is dry, unless there was a restock meanwhile.
+    fn mark_dry(&self, dry: &DrySegments, layout: &Layout, index: usize, restocks: u64) {
+        let until = until(Instant::now(), self.options.dry_for.min(DRY_FOR_AT_MOST));
+        dry.remember(&layout.key, index, until, restocks);
+        observe::dry(&layout.key, self.options.name, &layout.segments[index]);
     }
 
     /// Waits for the first of these to become free.
