@@ -19,6 +19,7 @@ on_both_stores!(
     many_gatherers_and_single_takers_lose_no_unit,
     an_error_or_a_lost_lock_takes_nothing,
     busy_segments_are_waited_for_only_if_needed,
+    inside_the_lock_of_a_segment_it_does_not_wait_out_of_order,
     thin_segments_are_merged,
 );
 
@@ -202,6 +203,25 @@ async fn busy_segments_are_waited_for_only_if_needed(place: Place) {
     };
     let (taken, ()) = tokio::join!(gather(&stock, &columns, 3), release);
     assert_eq!(taken.unwrap(), Some(3));
+}
+
+async fn inside_the_lock_of_a_segment_it_does_not_wait_out_of_order(place: Place) {
+    let columns = Columns::of(&[2, 2]);
+    let stock = SegmentedLock::new(&place.dlock, "stock", 2).prefer(1).wait_unlimited();
+    let (stock, columns) = (&stock, &columns);
+    let nested = || {
+        let run = stock.run(|segment, _guard| async move {
+            assert_eq!(segment.index(), 1);
+            gather(stock, columns, 3).await.map(SegmentOutcome::Done)
+        });
+        tokio::time::timeout(Duration::from_secs(20), run)
+    };
+    let another = place.another().await;
+    let busy = another.mutex("stock:0").lock().await.unwrap();
+    let error = nested().await.expect("it does not wait").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
+    let _ = busy.release().await.unwrap();
+    assert_eq!(nested().await.unwrap().unwrap(), Some(Some(3)), "what is free is taken");
 }
 
 #[tokio::test(start_paused = true)]

@@ -56,8 +56,9 @@ impl SegmentedLock {
     /// write all of them or none, for instance in one transaction. Returns `None` if all
     /// segments together have less than `want`.
     ///
-    /// Two calls never wait for each other in a circle. If a lock is lost, `take` stops at
-    /// its next await.
+    /// Two calls never wait for each other in a circle. Drop the guards that
+    /// [`Segments::next`] returned before you call this, because their segments are busy for
+    /// this call too. If a lock is lost, `take` stops at its next await.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -88,7 +89,9 @@ impl SegmentedLock {
     /// # Errors
     /// The error of `available` or `take`. `Invalid` if `want` is 0. `TimedOut` if
     /// segments stayed busy, and the others did not have enough; the wait is for all of
-    /// them together. `Lost` if a lock was lost meanwhile. Else as [`Segments::next`].
+    /// them together. `WouldDeadlock` if it is called inside the lock of a segment and had
+    /// to wait for one whose key sorts before that. `Lost` if a lock was lost meanwhile.
+    /// Else as [`Segments::next`].
     ///
     /// [`Segments::next`]: super::Segments::next
     ///
