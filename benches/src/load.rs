@@ -152,6 +152,10 @@ impl Task {
             let done = operation.run_once(&mut context).await;
             if let Err(error) = done {
                 self.recorder.error(self.number, &format!("{error:#}"));
+                if clock::now() >= self.end {
+                    // It failed after the end, so the end had cut it off before.
+                    self.recorder.incomplete(self.number, self.end.saturating_sub(due));
+                }
                 tokio::time::sleep(Duration::from_millis(10)).await; // no busy loop on a dead server
                 continue;
             }

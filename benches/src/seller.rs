@@ -1,8 +1,6 @@
 //! Four methods to sell from one stock without selling a unit twice.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -88,10 +86,8 @@ pub struct Seller {
     dlock: Dlock,
     strategy: Strategy,
     /// Units never come back during a run, so once the stock was seen empty, nobody
-    /// needs to ask again.
+    /// needs to ask again. A segmented lock knows by itself when every segment is dry.
     sold_out: AtomicBool,
-    /// The segments of the naive stock that were seen empty.
-    empty_segments: Mutex<HashSet<usize>>,
     /// Only the seller that created the stock has one.
     #[allow(dead_code, reason = "it works until it is dropped")]
     expiry_guard: Option<ExpiryGuard>,
@@ -169,8 +165,8 @@ impl Seller {
                 Strategy::Inventory { inventory, idempotent: method == Method::InventoryIdempotent }
             }
         };
-        let (sold_out, empty_segments) = (AtomicBool::new(false), Mutex::default());
-        Ok(Seller { config, dlock, strategy, sold_out, empty_segments, expiry_guard: None })
+        let sold_out = AtomicBool::new(false);
+        Ok(Seller { config, dlock, strategy, sold_out, expiry_guard: None })
     }
 
     /// The keys of the inventory in the server, without the operation ids, which expire.
@@ -211,7 +207,7 @@ impl Seller {
                 self.sell_from_inventory(inventory, *idempotent, order, want).await?
             }
         };
-        if sold == 0 {
+        if sold == 0 && !matches!(self.strategy, Strategy::Segmented(..)) {
             self.sold_out.store(true, Ordering::Relaxed);
         }
         Ok(Some(sold))
@@ -234,21 +230,12 @@ impl Seller {
             let Some((segment, guard)) = next? else { break };
             sold += stock.take(segment.index(), want - sold, self.config.think).await?;
             release_guard(guard).await?;
-            if sold == want || self.mark_empty(segment.index()) {
+            if sold == want {
                 break;
             }
             segments.dry();
         }
         Ok(Some(sold))
-    }
-
-    /// Remembers that a segment is empty; returns whether all segments are.
-    fn mark_empty(&self, segment: usize) -> bool {
-        let mut empty = self.empty_segments.lock().unwrap_or_else(PoisonError::into_inner);
-        empty.insert(segment);
-        let all = empty.len() == self.config.segments as usize;
-        self.sold_out.fetch_or(all, Ordering::Relaxed);
-        all
     }
 
     /// If there are fewer units than wanted, the order takes fewer.

@@ -35,16 +35,19 @@ use crate::error::Error;
 /// # Ok(()) }).await }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot say that the lock was not to be had",
+    message = "`{Self}` cannot say that the lock was not acquired",
     label = "cannot carry a lock error",
-    note = "return a `Result<T, E>` with `E: From<dlock::Error>`",
-    note = "or add `on_error = |error| ..` to the attribute, a closure that makes what the function returns"
+    note = "return a `Result<T, E>` with `E: From<dlock::Error>`: `dlock::Error`, an error type of yours that implements it, `Box<dyn std::error::Error + Send + Sync>` or `anyhow::Error`",
+    note = "or add `on_error = |error| ..` to the attribute, a closure that makes what the function returns; for a `Result<T, String>`, `on_error = |error| Err(error.to_string())`"
 )]
 pub trait Fallible {
     /// Makes the value that the function returns instead of that of its body.
     fn from_error(error: Error) -> Self;
 }
 
+// Otherwise rustc would say only that `String: From<dlock::Error>` is missing, which
+// nobody but the standard library could add.
+#[diagnostic::do_not_recommend]
 impl<T, E: From<Error>> Fallible for Result<T, E> {
     fn from_error(error: Error) -> Self {
         Err(error.into())

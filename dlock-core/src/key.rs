@@ -104,7 +104,7 @@ impl Key {
     #[doc(hidden)]
     pub fn part(&self, name: &str) -> Result<Self, Error> {
         let whole = KeyWriter::new(self.0.template).literal(&self.0.text).literal(":");
-        whole.value(format_args!("{name}")).finish()
+        whole.value("name", format_args!("{name}")).finish()
     }
 
     /// The template; an empty string for a key that was made from a string.
@@ -186,12 +186,14 @@ impl IntoKey for String {
 pub struct KeyWriter {
     text: String,
     template: &'static str,
+    /// The first placeholder whose value is empty.
+    empty: Option<&'static str>,
 }
 
 impl KeyWriter {
     #[doc(hidden)]
     pub fn new(template: &'static str) -> Self {
-        KeyWriter { text: String::with_capacity(48), template }
+        KeyWriter { text: String::with_capacity(48), template, empty: None }
     }
 
     #[doc(hidden)]
@@ -201,17 +203,29 @@ impl KeyWriter {
     }
 
     #[doc(hidden)]
-    pub fn value(mut self, value: fmt::Arguments<'_>) -> Self {
+    pub fn value(mut self, placeholder: &'static str, value: fmt::Arguments<'_>) -> Self {
+        let before = self.text.len();
         // A value whose `Display` fails makes the key invalid.
         if Escape(&mut self.text).write_fmt(value).is_err() && self.text.len() <= MAX_KEY_BYTES {
             self.text.push('\u{0}');
+        }
+        // A text that is too long already takes nothing more.
+        if self.text.len() == before && before <= MAX_KEY_BYTES {
+            self.empty.get_or_insert(placeholder);
         }
         self
     }
 
     #[doc(hidden)]
     pub fn finish(self) -> Result<Key, Error> {
-        Key::checked(&self.text, self.template)
+        match self.empty {
+            None => Key::checked(&self.text, self.template),
+            Some(placeholder) => Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
+                .with_key_label(self.template)
+                .saying(format!(
+                    "the value of `{{{placeholder}}}` is empty, so that all callers without one would share a lock; check the value before you lock"
+                ))),
+        }
     }
 }
 
@@ -250,7 +264,7 @@ mod tests {
     use super::*;
 
     fn made(value: &str) -> Result<Key, Error> {
-        KeyWriter::new("user:{id}").literal("user:").value(format_args!("{value}")).finish()
+        KeyWriter::new("user:{id}").literal("user:").value("id", format_args!("{value}")).finish()
     }
 
     #[test]
@@ -260,6 +274,23 @@ mod tests {
         assert_eq!(made("a\0b\nc").unwrap().as_str(), "user:a%00b%0Ac");
         assert_eq!(made("näme-🎉").unwrap().as_str(), "user:näme-🎉");
         assert_eq!(made("\u{85}").unwrap().as_str(), "user:%C2%85");
+    }
+
+    #[test]
+    fn an_empty_value_makes_no_key() {
+        let two = |first: &str, second: &str| {
+            let key = KeyWriter::new("{tenant}:{id}").value("tenant", format_args!("{first}"));
+            key.literal(":").value("id", format_args!("{second}")).finish()
+        };
+        for (first, second, named) in [("", "7", "{tenant}"), ("a", "", "{id}")] {
+            let error = two(first, second).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            let shown = error.to_string();
+            assert!(shown.contains(&format!("`{named}` is empty")), "{shown}");
+            assert!(shown.contains("{tenant}:{id}"), "{shown}");
+        }
+        let too_long = two(&"x".repeat(600), "7").unwrap_err().to_string();
+        assert!(too_long.contains("longer than 512 bytes"), "{too_long}");
     }
 
     #[test]

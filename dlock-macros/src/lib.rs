@@ -40,12 +40,15 @@ use crate::shared::expand_attribute;
 /// ```
 ///
 /// The result is a `Result<Key, Error>`, because only at run time is it known whether
-/// the values fit into a key. The values are borrowed, never moved.
+/// the values fit into a key: it has at most 512 bytes, and none of its values is empty,
+/// so that two callers without an id do not share a lock. The values are borrowed, never
+/// moved.
 ///
 /// # The template
 ///
 /// The template is one string literal, raw or not. It can contain:
-/// - `{name}`, the value of a variable, a constant or `self`;
+/// - `{name}`, the value of a variable, a constant or `self`; `{type}` is the variable
+///   `r#type`;
 /// - `{req.user.id}`, `{pair.0}`, the value of a field. Calls and operators are not
 ///   supported: assign their result to a variable first;
 /// - `{n:05}`, `{id:x}`, `{mode:?}`, a value with a format specifier as in
@@ -134,7 +137,7 @@ pub fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
 /// The body sees the variables `segment`, a `&Segment`, and `guard`, a `&Guard`; the
 /// options of these names give them other names. The first segment is a random one.
 /// Busy segments are skipped while others are free, and segments that were dry a
-/// moment ago are tried last. The body may run once for each segment, so it borrows
+/// moment ago are left out. The body may run once for each segment, so it borrows
 /// the arguments: a body that moves an argument does not compile. When the lock is
 /// lost, the caller is cancelled or the body panics, the same happens as with
 /// `#[distributed_lock]`.

@@ -24,7 +24,7 @@ pub use inventory::{
     InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund, RefundRequest,
     Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, Stock,
 };
-pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments};
+pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments, Share};
 #[doc(hidden)]
 pub use planted_bug::{Bug, PlantedBug};
 pub use store::{Counts, Durability, Effect, Entry};

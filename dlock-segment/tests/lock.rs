@@ -64,7 +64,9 @@ on_both_backends!(
     a_busy_segment_is_passed_over_and_waited_for_last,
     whichever_becomes_free_is_taken,
     all_busy_ends_by_the_wait,
-    what_is_dry_is_tried_last_by_every_lock_of_the_key,
+    what_is_dry_is_left_out_by_every_lock_of_the_key,
+    sold_out_takes_no_lock_until_a_restock,
+    guards_that_are_held_never_wait_for_each_other,
     the_closure_form_excludes_per_segment_and_can_be_spawned,
     loss_panic_and_cancellation_are_those_of_any_lock,
 );
@@ -143,7 +145,7 @@ async fn all_busy_ends_by_the_wait(place: Place) {
     assert_eq!(error.kind(), ErrorKind::TimedOut);
 }
 
-async fn what_is_dry_is_tried_last_by_every_lock_of_the_key(place: Place) {
+async fn what_is_dry_is_left_out_by_every_lock_of_the_key(place: Place) {
     for round in 0..place.rounds(50, 10) {
         let key = format!("stock-{round}");
         let a_minute = Duration::from_secs(60);
@@ -153,8 +155,76 @@ async fn what_is_dry_is_tried_last_by_every_lock_of_the_key(place: Place) {
         segments.dry();
         drop(guard);
         let another = SegmentedLock::new(&place.dlock, key, 5).dry_for(Duration::ZERO);
-        assert_eq!(visit_all(&another).await.last(), Some(&dry.index()));
+        let seen = visit_all(&another).await;
+        assert!(seen.len() == 4 && !seen.contains(&dry.index()), "{seen:?}");
     }
+}
+
+/// Asks every segment that is offered, and finds it dry. Returns how often it asked.
+async fn ask_dry_segments(stock: &SegmentedLock) -> usize {
+    let asked = AtomicUsize::new(0);
+    let body = |_, _| {
+        asked.fetch_add(1, Ordering::SeqCst);
+        async { Ok::<_, dlock::Error>(SegmentOutcome::<()>::Dry) }
+    };
+    assert_eq!(stock.run(body).await.unwrap(), None);
+    asked.into_inner()
+}
+
+async fn sold_out_takes_no_lock_until_a_restock(place: Place) {
+    let a_minute = Duration::from_secs(60);
+    let stock = SegmentedLock::new(&place.dlock, "stock", 20).dry_for(a_minute);
+    assert_eq!(ask_dry_segments(&stock).await, 20);
+    for _ in 0..place.rounds(1_000, 100) {
+        assert_eq!(ask_dry_segments(&stock).await, 0);
+    }
+    stock.restocked();
+    assert_eq!(ask_dry_segments(&stock).await, 20);
+    // A body that began before the restock does not hide it.
+    stock.restocked();
+    let mut segments = stock.pick();
+    let (_segment, guard) = segments.next().await.unwrap().unwrap();
+    stock.restocked();
+    segments.dry();
+    drop(guard);
+    assert_eq!(ask_dry_segments(&stock).await, 20);
+    if place.server.is_none() {
+        tokio::time::advance(a_minute).await;
+        assert_eq!(ask_dry_segments(&stock).await, 20, "believed for a minute at most");
+    }
+}
+
+/// After the end of a sale, with many requests, each looks at one segment at most.
+#[tokio::test(start_paused = true)]
+async fn a_sold_out_request_looks_at_few_segments_again() {
+    let dlock = testing::client();
+    let stock = SegmentedLock::new(&dlock, "stock", 20);
+    assert_eq!(ask_dry_segments(&stock).await, 20);
+    let (mut asked, mut most) = (0, 0);
+    for _ in 0..10_000 {
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let now = ask_dry_segments(&stock).await;
+        asked += now;
+        most = most.max(now);
+    }
+    assert!((200..=400).contains(&asked), "20 segments, once or twice a second: {asked}");
+    assert!(most <= 5, "spread over the requests: {most}");
+}
+
+async fn guards_that_are_held_never_wait_for_each_other(place: Place) {
+    let [mut here, mut there] = [&place.dlock, &place.another]
+        .map(|dlock| SegmentedLock::new(dlock, "stock", 2).wait_unlimited().pick());
+    let (_, one) = here.next().await.unwrap().unwrap();
+    let (_, two) = there.next().await.unwrap().unwrap();
+    let both = async { tokio::join!(here.next(), there.next()) };
+    let (here_next, there_next) = tokio::time::timeout(Duration::from_secs(20), both)
+        .await
+        .expect("they do not wait for each other");
+    assert_eq!(here_next.unwrap_err().kind(), ErrorKind::WouldDeadlock);
+    assert_eq!(there_next.unwrap_err().kind(), ErrorKind::WouldDeadlock);
+    drop(one);
+    let (next, ()) = tokio::join!(here.next(), async { drop(two) });
+    assert!(next.unwrap().is_some(), "without a guard it waits");
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,7 +236,7 @@ async fn dry_for_ever() {
     segments.dry();
     drop(guard);
     tokio::time::advance(Duration::from_secs(24 * 60 * 60)).await;
-    assert_eq!(visit_all(&stock).await.last(), Some(&dry.index()));
+    assert_eq!(visit_all(&stock).await, [1 - dry.index()]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,6 +274,8 @@ async fn bad_input_is_told_and_nothing_is_locked() {
         SegmentedLock::named(&dlock, "stock", [("a", 0)]),
         SegmentedLock::named(&dlock, "stock", [("", 1)]),
         SegmentedLock::named(&dlock, "stock", [("x".repeat(600), 1)]),
+        SegmentedLock::new(&dlock, "stock", 4).prefer(4),
+        SegmentedLock::named(&dlock, "stock", [("eu", 1)]).prefer("us"),
         SegmentedLock::new(&dlock, "stock", 4).max_hold(Duration::ZERO),
         SegmentedLock::new(&dlock, "stock", 4).ttl(Duration::ZERO),
     ] {

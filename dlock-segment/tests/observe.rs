@@ -75,6 +75,7 @@ async fn metrics_and_traces() {
         assert_eq!(dry.unwrap(), None);
     };
     all_dry(&stock).await;
+    stock.restocked(); // else no lock is taken
     all_dry(&stock.clone().name("hot")).await;
     all_dry(&SegmentedLock::new(&dlock, "plain", 1)).await;
 

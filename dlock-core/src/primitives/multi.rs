@@ -13,6 +13,7 @@ use super::lock::Lock;
 use super::options::{Options, lock_options};
 use crate::claim::{LossReason, Mode, ReleaseOutcome, Token};
 use crate::client::Handle;
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 use crate::primitives::guard::{Guard, State};
@@ -79,11 +80,10 @@ impl MultiLock {
     /// # Cancel safety
     /// Dropping the future leaves neither a lock nor a place in a queue.
     pub async fn lock(&self) -> Result<MultiGuard> {
-        let until = self.options.wait_end(self.handle.core.now());
+        let mut in_order = self.in_order()?;
         let mut guards = Vec::new();
-        for lock in self.locks()? {
-            let until = (!self.options.tries_once()).then_some(until);
-            guards.push(lock.lock_until(until).await?); // on failure the guards are dropped, and so released
+        while let Some(guard) = in_order.next().await? {
+            guards.push(guard); // on failure the guards are dropped, and so released
         }
         Ok(self.held(guards))
     }
@@ -114,8 +114,19 @@ impl MultiLock {
         Ok(Some(self.held(guards)))
     }
 
-    /// The guard of all keys. `max_hold` counts from now on.
-    fn held(&self, guards: Vec<Guard>) -> MultiGuard {
+    /// Acquires the keys one after the other, in order; the wait starts now, and is for
+    /// all of them together. For code that decides after each key whether it needs more.
+    #[doc(hidden)]
+    pub fn in_order(&self) -> Result<InOrder> {
+        let until = self.options.wait_end(self.handle.core.now());
+        let until = (!self.options.tries_once()).then_some(until);
+        Ok(InOrder { locks: Box::new(self.locks()?), until })
+    }
+
+    /// The guard of the keys of these guards. `max_hold` counts from now on.
+    #[doc(hidden)]
+    pub fn held(&self, mut guards: Vec<Guard>) -> MultiGuard {
+        guards.sort_by(|one, other| one.key().cmp(other.key()));
         if let Some(hold) = self.options.max_hold {
             guards.iter().for_each(|guard| guard.hold().limit(hold));
         }
@@ -123,7 +134,7 @@ impl MultiLock {
     }
 
     /// The locks of the keys, in order.
-    fn locks(&self) -> Result<impl Iterator<Item = Lock<Guard>> + use<>> {
+    fn locks(&self) -> Result<impl Iterator<Item = Lock<Guard>> + Send + use<>> {
         let MultiLock { handle, keys, options } = self.clone();
         let keys = keys?;
         reentry::in_order(handle.client(), &keys)?;
@@ -140,6 +151,30 @@ impl MultiLock {
 impl fmt::Debug for MultiLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MultiLock").field("keys", &self.keys).finish()
+    }
+}
+
+/// The keys of a [`MultiLock`] that are not acquired yet.
+#[doc(hidden)]
+pub struct InOrder {
+    locks: Box<dyn Iterator<Item = Lock<Guard>> + Send>,
+    until: Option<Moment>,
+}
+
+impl InOrder {
+    /// Acquires the next key. Returns `None` after the last one.
+    #[doc(hidden)]
+    pub async fn next(&mut self) -> Result<Option<Guard>> {
+        match self.locks.next() {
+            Some(lock) => lock.lock_until(self.until).await.map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+impl fmt::Debug for InOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InOrder").finish_non_exhaustive()
     }
 }
 

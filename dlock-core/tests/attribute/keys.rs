@@ -23,15 +23,39 @@ async fn every_value_is_escaped() {
         ("a\0b", "a%00b"),
         ("a\nb", "a%0Ab"),
         ("🎉", "🎉"),
-        ("", ""),
     ] {
         let text = locked(&dlock, value, 42).await.unwrap();
         assert_eq!(text, format!("a:{escaped}:b:{{x}}:00042"));
     }
+    let error = locked(&dlock, "", 42).await.unwrap_err(); // or all empty ids share a lock
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("`{value}` is empty"), "{error}");
     let error = locked(&dlock, &"x".repeat(10 * 1024), 42).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(!error.to_string().contains("xxx"), "{error}");
     assert!(error.to_string().contains("a:{value}"), "{error}");
+}
+
+struct Event {
+    r#match: u32,
+}
+
+#[distributed_lock(key = "{type}:{event.match}:{id}", client = dlock, guard = lock)]
+async fn keywords(dlock: &Dlock, r#type: &str, event: Event, r#id: u32) -> Result<String> {
+    assert_eq!(lock.key(), &key!("{type}:{event.match}:{id}")?);
+    Ok(lock.key().as_str().to_owned())
+}
+
+#[distributed_lock(key = { let up = name.to_uppercase(); key!("user:{up}") }, client = dlock, guard = lock)]
+async fn computed(dlock: &Dlock, name: &str) -> Result<String> {
+    Ok(lock.key().as_str().to_owned())
+}
+
+#[tokio::test]
+async fn keywords_and_computed_values() {
+    let dlock = testing::client();
+    assert_eq!(keywords(&dlock, "a", Event { r#match: 1 }, 7).await.unwrap(), "a:1:7");
+    assert_eq!(computed(&dlock, "ann").await.unwrap(), "user:ANN");
 }
 
 /// Counts how often it is shown, and can be neither cloned nor copied.

@@ -337,6 +337,15 @@ macro_rules! annotated {
 }
 annotated!(by_macro, "from:macro", "3s");
 
+/// The body comes from a fragment, so that it is in a group without delimiters.
+macro_rules! annotated_block {
+    ($name:ident, $body:block) => {
+        #[distributed_lock(key = "block:{id}", client = dlock)]
+        async fn $name(dlock: &Dlock, id: u32) -> Result<u32> $body
+    };
+}
+annotated_block!(by_block, { Ok(1) });
+
 #[distributed_lock(key = "h", client = dlock)]
 async fn hygienic(dlock: &Dlock, held: u32, error: u32, lock: u32, value: u32) -> Result<u32> {
     let client = 1;
@@ -348,6 +357,7 @@ async fn expansions_do_not_meet() {
     let dlock = testing::client();
     assert_eq!(stacked(&dlock).await.unwrap(), 2);
     assert_eq!(by_macro(&dlock).await.unwrap(), "from:macro");
+    assert_eq!(by_block(&dlock, 7).await.unwrap(), 1);
     assert_eq!(hygienic(&dlock, 1, 2, 3, 4).await.unwrap(), 11);
 }
 

@@ -17,9 +17,9 @@ impl Template {
         };
         let calls = self.pieces.iter().map(|piece| match piece {
             Piece::Literal(text) => quote!(.literal(#text)),
-            Piece::Placeholder(Placeholder { expr, spec, .. }) => {
+            Piece::Placeholder(Placeholder { text, expr, spec }) => {
                 let format = if spec.is_empty() { "{}".to_owned() } else { format!("{{:{spec}}}") };
-                quote!(.value(::core::format_args!(#format, #expr)))
+                quote!(.value(#text, ::core::format_args!(#format, #expr)))
             }
         });
         let key_writer = dlock.key_writer();

@@ -3,6 +3,7 @@
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::quote;
 use syn::Expr;
+use syn::ext::IdentExt as _;
 
 use super::template::Template;
 use crate::paths::DlockPaths;
@@ -48,8 +49,10 @@ impl KeySource {
         for variable in template.variables() {
             // A name in capitals is a constant; rustc reports one that does not exist.
             let is_constant = !variable.to_string().contains(char::is_lowercase);
-            if !is_constant && !arguments.contains(variable) {
-                errors.add(literal.span(), unknown_argument(&variable.to_string(), arguments));
+            let is_argument = arguments.iter().any(|name| name.unraw() == variable.unraw());
+            if !is_constant && !is_argument {
+                let name = variable.unraw().to_string();
+                errors.add(literal.span(), unknown_argument(&name, arguments));
                 all_known = false;
             }
         }
@@ -66,7 +69,7 @@ impl KeySource {
 }
 
 fn unknown_argument(name: &str, arguments: &[Ident]) -> String {
-    let arguments: Vec<String> = arguments.iter().map(Ident::to_string).collect();
+    let arguments: Vec<String> = arguments.iter().map(|name| name.unraw().to_string()).collect();
     let known: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let fix = match (closest(name, &known), known.as_slice()) {
         (_, []) => "add it, or remove it from the template".to_owned(),

@@ -26,9 +26,11 @@ impl Placeholder {
             ));
         }
         let expr = field_path(text, span).filter(|_| !is_path_rest(spec)).ok_or_else(|| {
+            let code = if is_path_rest(spec) { inside } else { text };
             format!(
                 "`{{{inside}}}` is neither a name nor a field path such as `{{order.id}}`: assign \
-                 the value to a variable first, and write the name of the variable"
+                 the value to a variable first, and write the name of the variable. In an \
+                 attribute, write key = {{ let value = {code}; key!(\"order:{{value}}\") }}"
             )
         })?;
         if spec.contains('$') || spec.contains(".*") {
@@ -52,7 +54,8 @@ impl Placeholder {
     }
 }
 
-/// Parses a name or a field path: `name`, `self.tenant`, `pair.0`.
+/// Parses a name or a field path: `name`, `self.tenant`, `pair.0`. A keyword names the
+/// raw identifier, as in `format!`: `{type}` is `r#type`.
 fn field_path(text: &str, span: Span) -> Option<Expr> {
     // Only plain words go to the lexer of rustc: besides returning an error it
     // reports what it cannot read, for instance an open quote.
@@ -63,9 +66,22 @@ fn field_path(text: &str, span: Span) -> Option<Expr> {
     if !text.split('.').all(is_word) {
         return None;
     }
-    let expr = LitStr::new(text, span).parse().ok()?;
+    let raw = |part: &str| match is_keyword(part) {
+        true => format!("r#{part}"),
+        false => part.to_owned(),
+    };
+    let text: Vec<String> = text.split('.').map(raw).collect();
+    let expr = LitStr::new(&text.join("."), span).parse().ok()?;
     variable(&expr)?;
     Some(expr)
+}
+
+/// Whether the word is a name only as a raw identifier. `self` is a name already; the
+/// others that have no raw form are no names at all, and `x.await` is an expression.
+fn is_keyword(word: &str) -> bool {
+    let has_raw_form = !matches!(word, "self" | "Self" | "super" | "crate" | "await" | "_");
+    let starts_name = word.starts_with(|c: char| c.is_alphabetic());
+    has_raw_form && starts_name && syn::parse_str::<Ident>(word).is_err()
 }
 
 /// The variable of a name or field path.

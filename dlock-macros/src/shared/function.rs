@@ -1,7 +1,7 @@
 //! The annotated function. Its signature is parsed; its body is kept as tokens, so
 //! that rustc reports a syntax error in it as it does without the attribute.
 
-use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream};
+use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::quote;
 use syn::parse::{Parse, ParseStream, Parser as _};
 use syn::spanned::Spanned as _;
@@ -61,10 +61,7 @@ impl Parse for Function {
                  implementations",
             ));
         }
-        let block: Group = input.parse()?;
-        if block.delimiter() != Delimiter::Brace {
-            return Err(Error::new(block.span(), "expected the body of the function in braces"));
-        }
+        let block = block(input.parse()?)?;
         let split = |input: ParseStream<'_>| {
             Ok((input.call(Attribute::parse_inner)?, input.parse::<TokenStream>()?))
         };
@@ -72,6 +69,25 @@ impl Parse for Function {
         attrs.extend(inner.into_iter().map(|attr| Attribute { style: AttrStyle::Outer, ..attr }));
         Ok(Function { attrs, vis, sig, body, braces: block.span() })
     }
+}
+
+/// The body in its braces. A `$body:block` of a `macro_rules!` comes in a group without
+/// delimiters.
+fn block(token: TokenTree) -> syn::Result<Group> {
+    let span = token.span();
+    if let TokenTree::Group(group) = token {
+        match group.delimiter() {
+            Delimiter::Brace => return Ok(group),
+            Delimiter::None => {
+                let mut inside = group.stream().into_iter();
+                if let (Some(token), None) = (inside.next(), inside.next()) {
+                    return block(token);
+                }
+            }
+            _ => {}
+        }
+    }
+    Err(Error::new(span, "expected the body of the function in braces"))
 }
 
 fn starts_function(input: ParseStream<'_>) -> bool {

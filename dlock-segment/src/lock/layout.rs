@@ -83,7 +83,10 @@ impl Layout {
 
     /// Every segment once: the preferred one, then a random one by weight, then the ones
     /// that follow it.
-    pub(super) fn order(&self, preferred: Option<&str>) -> Vec<usize> {
+    ///
+    /// # Errors
+    /// `Invalid` if no segment has the preferred name or number.
+    pub(super) fn order(&self, preferred: Option<&str>) -> Result<Vec<usize>> {
         let segments = &self.segments;
         let weights = segments.iter().map(|segment| u64::from(segment.weight()));
         let mut drawn = rand::rng().random_range(0..weights.clone().sum());
@@ -100,11 +103,17 @@ impl Layout {
             Some(name) => name == wanted,
             None => segment.index().to_string() == wanted,
         };
-        if let Some(wanted) = preferred
-            && let Some(at) = order.iter().position(|&at| is_preferred(&segments[at], wanted))
-        {
+        if let Some(wanted) = preferred {
+            let position = order.iter().position(|&at| is_preferred(&segments[at], wanted));
+            let Some(at) = position else {
+                return Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
+                    .on(&self.key)
+                    .saying(format!(
+                        "`prefer` names the segment {wanted:?}, which does not exist; give the name of a segment, or its number from 0 if the segments have no names"
+                    )));
+            };
             order[..=at].rotate_right(1);
         }
-        order
+        Ok(order)
     }
 }

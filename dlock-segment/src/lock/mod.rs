@@ -2,31 +2,38 @@
 //! keeps.
 //!
 //! A pass over the segments ([`Segments`]) starts at a random one, by weight, and offers
-//! each segment at most once:
-//! 1. first the segments that are not known to be dry: a free one if there is one; if all
-//!    of them are busy, the first that becomes free;
-//! 2. then, in the same way, the segments that were dry a moment ago.
+//! each segment at most once: a free one if there is one; if all of them are busy, the
+//! first that becomes free. A segment that was dry a moment ago is not offered, and neither
+//! is one that another task finds dry while this one waits for it. So when all segments are
+//! dry, most passes take no lock.
+//!
+//! A pass never waits while a guard that it gave out is still held: two such passes could
+//! wait for each other.
 //!
 //! A task waits for two segments at first, and for twice as many after each [`WIDEN`]. So
 //! many tasks that wait for short work stay cheap, and no task is stuck behind two slow
 //! holders. All locks of the same key and client know which segments are dry.
 
 mod dry_segments;
+mod gather;
 mod layout;
+mod options;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::{Dlock, Error, Guard, IntoKey, Mutex, Result};
+use dlock::{Dlock, Error, ErrorKind, Guard, IntoKey, Mutex, Operation, Result};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use rand::RngExt as _;
 use tokio::time::Instant;
 
-use self::dry_segments::DrySegments;
+use self::dry_segments::{DrySegments, until};
+pub use self::gather::Share;
 pub use self::layout::Segment;
 use self::layout::{Layout, SegmentSpec};
+use self::options::{Options, Setting, with_options};
 use crate::observe;
 
 /// The largest number of segments of a lock or an inventory.
@@ -59,7 +66,7 @@ const DRY_FOR_AT_MOST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 ///         println!("got {row}");
 ///         break;
 ///     }
-///     segments.dry(); // remembered for a while and tried last
+///     segments.dry(); // remembered for a while: nobody of this client tries it meanwhile
 /// }
 /// # Ok(()) }
 /// ```
@@ -69,26 +76,6 @@ pub struct SegmentedLock {
     dlock: Dlock,
     layout: Result<Arc<Layout>>,
     options: Options,
-}
-
-#[derive(Clone)]
-struct Options {
-    /// The settings in the order in which they were given: a policy overrides those
-    /// before it.
-    settings: Vec<Setting>,
-    max_hold: Option<Duration>,
-    name: Option<&'static str>,
-    tags: Vec<(String, String)>,
-    dry_for: Duration,
-    preferred: Option<String>,
-}
-
-#[derive(Clone)]
-enum Setting {
-    Ttl(Duration),
-    /// `None`: without limit.
-    Wait(Option<Duration>),
-    Policy(Box<str>),
 }
 
 /// The outcome of the work on one segment. From a function under `#[segmented_lock]` it
@@ -208,14 +195,45 @@ impl SegmentedLock {
         self
     }
 
-    /// Sets for how long a dry segment is tried last. With zero it is not remembered.
+    /// Sets for how long a dry segment is not tried again, at most; 1 s by default. With
+    /// zero it is not remembered. So a restock is seen after this time at the latest, or
+    /// at once after [`restocked`](Self::restocked).
+    ///
+    /// *Dry* means that nothing is left. A body that wants more units than a segment has
+    /// must not say `Dry`, because somebody else may want fewer: use
+    /// [`gather`](Self::gather).
     pub fn dry_for(mut self, duration: Duration) -> Self {
         self.options.dry_for = duration;
         self
     }
 
+    /// Forgets which segments of the key are dry, for all locks of this client. Call it
+    /// after stock was added. Other processes see the stock after their
+    /// [`dry_for`](Self::dry_for) at the latest.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::SegmentedLock;
+    ///
+    /// let stock = SegmentedLock::new(&dlock, "stock:7", 1);
+    /// let mut segments = stock.pick();
+    /// assert!(segments.next().await?.is_some());
+    /// segments.dry();
+    /// assert!(stock.pick().next().await?.is_none()); // known to be dry: no lock is taken
+    /// stock.restocked();
+    /// assert!(stock.pick().next().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn restocked(&self) {
+        if let Ok(layout) = &self.layout {
+            self.dlock.extension::<DrySegments>().restocked(&layout.key);
+        }
+    }
+
     /// Tries the segment of this name or number first, unless it is known to be dry, or is
-    /// busy while another one is free. A segment that does not exist is ignored.
+    /// busy while another one is free. If there is no such segment, [`Segments::next`]
+    /// fails with `Invalid`.
     pub fn prefer(mut self, segment: impl ToString) -> Self {
         self.options.preferred = Some(segment.to_string());
         self
@@ -223,25 +241,24 @@ impl SegmentedLock {
 
     /// Starts a pass over the segments. [`Segments::next`] locks the first one.
     pub fn pick(&self) -> Segments {
-        let mut pass = Segments {
-            lock: self.clone(),
-            dry: Arc::default(),
-            fresh: Vec::new(),
-            stale: Vec::new(),
-            current: None,
+        let dry = self.dlock.extension::<DrySegments>();
+        let restocks = dry.restocks();
+        let left = match &self.layout {
+            Ok(layout) => {
+                let known = dry.of(&layout.key, Instant::now());
+                layout.order(self.options.preferred.as_deref()).map(|mut order| {
+                    order.retain(|index| known.binary_search(index).is_err());
+                    order
+                })
+            }
+            Err(error) => Err(error.clone()),
         };
-        if let Ok(layout) = &self.layout {
-            pass.dry = self.dlock.extension::<DrySegments>();
-            let dry = pass.dry.of(&layout.key, Instant::now());
-            let order = layout.order(self.options.preferred.as_deref());
-            (pass.stale, pass.fresh) =
-                order.into_iter().partition(|index| dry.binary_search(index).is_ok());
-        }
-        pass
+        Segments { lock: self.clone(), dry, restocks, left, current: None, offered: Vec::new() }
     }
 
     /// Runs the body under the lock of a segment, and again on the next segment while it
-    /// returns [`SegmentOutcome::Dry`]. Returns `None` if every segment was dry.
+    /// returns [`SegmentOutcome::Dry`]. Returns `None` if every segment is dry, or was a
+    /// moment ago ([`dry_for`](Self::dry_for)).
     ///
     /// If the lock is lost, the body stops at its next await. Inside the body the same key
     /// can be locked again.
@@ -303,18 +320,22 @@ impl fmt::Debug for SegmentedLock {
 pub struct Segments {
     lock: SegmentedLock,
     dry: Arc<DrySegments>,
-    /// The segments still to be offered: these in this order, then the stale ones.
-    fresh: Vec<usize>,
-    /// The segments that were dry a moment ago.
-    stale: Vec<usize>,
+    /// The number of restocks when the current segment was offered.
+    restocks: u64,
+    /// The segments still to be offered, in this order.
+    left: Result<Vec<usize>>,
     current: Option<usize>,
+    /// The segments offered so far, with the tokens of their guards.
+    offered: Vec<(usize, u64)>,
 }
 
 impl Segments {
     /// Locks the next segment: a free one if there is one, else the first that becomes
-    /// free. Returns `None` if every segment was offered.
+    /// free. Returns `None` if every segment was offered, or was dry a moment ago.
     ///
-    /// Drop the guard of the last segment first, else both stay locked.
+    /// Drop the guard of the last segment first. While it is held this does not wait,
+    /// because two tasks could wait for each other. To hold several segments, use
+    /// [`SegmentedLock::gather`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -330,8 +351,9 @@ impl Segments {
     /// ```
     ///
     /// # Errors
-    /// `TimedOut` if every remaining segment stayed busy for the whole wait; else as
-    /// [`Lock::lock`](dlock::Lock::lock).
+    /// `TimedOut` if every remaining segment stayed busy for the whole wait.
+    /// `WouldDeadlock` if every remaining segment is busy while a guard of this pass is
+    /// still held. Else as [`Lock::lock`](dlock::Lock::lock).
     ///
     /// # Cancel safety
     /// If it is dropped, it leaves no lock and no place in a queue, and the pass stays as
@@ -339,41 +361,64 @@ impl Segments {
     pub async fn next(&mut self) -> Result<Option<(Segment, Guard)>> {
         let layout = self.lock.layout.clone()?;
         self.current = None;
-        let mut offered = Self::of(&self.lock, &layout, &self.fresh).await?;
-        if offered.is_none() {
-            offered = Self::of(&self.lock, &layout, &self.stale).await?;
-        }
-        Ok(offered.map(|(index, guard)| {
-            self.fresh.retain(|&left| left != index);
-            self.stale.retain(|&left| left != index);
+        loop {
+            self.restocks = self.dry.restocks();
+            let known = self.dry.of(&layout.key, Instant::now());
+            let left = self.left.as_mut().map_err(|error| error.clone())?;
+            left.retain(|index| known.binary_search(index).is_err());
+            if left.is_empty() {
+                return Ok(None);
+            }
+            let (index, guard) = self.lock_one(&layout).await?;
+            // Somebody may have found it dry while this task waited for it.
+            if self.dry.is_dry(&layout.key, index, Instant::now()) {
+                continue;
+            }
+            if let Ok(left) = &mut self.left {
+                left.retain(|&left| left != index);
+            }
             self.current = Some(index);
-            (layout.segments[index].clone(), guard)
-        }))
+            self.offered.push((index, guard.token().get()));
+            return Ok(Some((layout.segments[index].clone(), guard)));
+        }
     }
 
-    /// Locks the first of these that is free.
-    async fn of(
-        lock: &SegmentedLock,
-        layout: &Layout,
-        indices: &[usize],
-    ) -> Result<Option<(usize, Guard)>> {
-        for &index in indices {
-            if let Some(guard) = lock.mutex(layout, index).try_lock().await? {
-                return Ok(Some((index, guard)));
+    /// Locks the first of the segments left that is free.
+    async fn lock_one(&self, layout: &Layout) -> Result<(usize, Guard)> {
+        let left = self.left.as_deref().map_err(|error| error.clone())?;
+        for &index in left {
+            if let Some(guard) = self.lock.mutex(layout, index).try_lock().await? {
+                return Ok((index, guard));
             }
         }
-        if indices.is_empty() {
-            return Ok(None);
+        if self.holds_a_guard(layout) {
+            return Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire)
+                .on(&layout.key)
+                .saying(
+                    "every segment left is busy, and a guard of this pass is still held, so two tasks could wait for each other; drop the guard before next(), or use gather()",
+                ));
         }
-        lock.first_free(layout, indices).await.map(Some)
+        self.lock.first_free(layout, left).await
     }
 
-    /// Remembers for a while that the last offered segment was dry, so it is tried last.
+    /// Whether a guard that this pass gave out is still held.
+    fn holds_a_guard(&self, layout: &Layout) -> bool {
+        if self.offered.is_empty() {
+            return false;
+        }
+        self.lock.dlock.local_state().held.iter().any(|held| {
+            let is_held = |(index, token): &(usize, u64)| {
+                held.token == Some(*token) && held.key == layout.locks[*index]
+            };
+            self.offered.iter().any(is_held)
+        })
+    }
+
+    /// Remembers for a while that the last offered segment was dry, so that no lock of
+    /// this client and key tries it; see [`SegmentedLock::dry_for`].
     pub fn dry(&mut self) {
         if let (Some(index), Ok(layout)) = (self.current.take(), &self.lock.layout) {
-            let until = Instant::now() + self.lock.options.dry_for.min(DRY_FOR_AT_MOST);
-            self.dry.remember(&layout.key, index, until);
-            observe::dry(&layout.key, self.lock.options.name, &layout.segments[index]);
+            self.lock.mark_dry(&self.dry, layout, index, self.restocks);
         }
     }
 }
@@ -381,30 +426,21 @@ impl Segments {
 impl fmt::Debug for Segments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Segments")
-            .field("left", &(self.fresh.len() + self.stale.len()))
+            .field("left", &self.left.as_ref().map_or(0, Vec::len))
             .finish_non_exhaustive()
     }
 }
 
 impl SegmentedLock {
     fn mutex(&self, layout: &Layout, index: usize) -> Mutex {
-        let Options { settings, max_hold, name, tags, .. } = &self.options;
-        let mut mutex = self.dlock.mutex(&layout.locks[index]);
-        for setting in settings {
-            mutex = match setting {
-                Setting::Ttl(ttl) => mutex.ttl(*ttl),
-                Setting::Wait(Some(wait)) => mutex.wait(*wait),
-                Setting::Wait(None) => mutex.wait_unlimited(),
-                Setting::Policy(name) => mutex.policy(name),
-            };
-        }
-        if let Some(max_hold) = max_hold {
-            mutex = mutex.max_hold(*max_hold);
-        }
-        if let Some(name) = name {
-            mutex = mutex.name(name);
-        }
-        tags.iter().fold(mutex, |mutex, (name, value)| mutex.tag(name, value))
+        with_options!(self.dlock.mutex(&layout.locks[index]), self.options)
+    }
+
+    /// Remembers that a segment is dry, unless there was a restock meanwhile.
+    fn mark_dry(&self, dry: &DrySegments, layout: &Layout, index: usize, restocks: u64) {
+        let until = until(Instant::now(), self.options.dry_for.min(DRY_FOR_AT_MOST));
+        dry.remember(&layout.key, index, until, restocks);
+        observe::dry(&layout.key, self.options.name, &layout.segments[index]);
     }
 
     /// Waits for the first of these to become free.

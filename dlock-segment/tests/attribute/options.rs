@@ -118,7 +118,7 @@ async fn dry_for() {
         }
         order.clear();
         assert_eq!(remembers(&mut order, None).await.unwrap(), SegmentOutcome::Dry);
-        assert_eq!(order.last(), Some(&1), "known to be dry, so it comes last");
+        assert!(!order.contains(&1), "known to be dry, so it is not asked");
         let mut firsts = [false; 3];
         for _ in 0..100 {
             tokio::time::advance(Duration::from_secs(5)).await;

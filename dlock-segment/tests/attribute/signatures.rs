@@ -27,7 +27,7 @@ async fn generic<'a, T: Display + Sync, const MORE: usize>(
 }
 
 /// The value is not `Send`; the future is.
-#[segmented_lock(key = "stock", segments = 2)]
+#[segmented_lock(key = "local", segments = 2)]
 async fn local() -> Result<SegmentOutcome<Rc<usize>>> {
     Ok(if segment.index() == 0 { SegmentOutcome::Dry } else { SegmentOutcome::Done(Rc::new(1)) })
 }

@@ -73,7 +73,7 @@ async fn buy(stock: &SegmentedLock, shop: &Shop) -> Result<bool> {
             );
             return Ok(true);
         }
-        segments.dry(); // remembers for a while that this row is empty, and tries it last
+        segments.dry(); // remembers for a while that this row is empty
     }
     Ok(false)
 }

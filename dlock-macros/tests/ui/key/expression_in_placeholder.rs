@@ -13,4 +13,6 @@ fn main() {
     let _ = key!("order:{a + b}");
     let _ = key!("order:{id()}");
     let _ = key!("order:{Kind::Order}");
+    let name = "ann";
+    let _ = key!("user:{name.to_uppercase():>8}");
 }
