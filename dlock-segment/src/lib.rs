@@ -6,6 +6,8 @@
 //!   goes below zero, each operation has its effect once, and many requests share few
 //!   round trips.
 
+#![doc(test(attr(deny(unused_must_use))))]
+
 mod attribute;
 
 mod error;
@@ -19,7 +21,7 @@ pub mod store;
 pub use attribute::MayBeDry;
 pub use error::{Error, OperationId, Result};
 pub use inventory::{
-    Audit, DeductRequest, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
+    Audit, Confirmation, DeductRequest, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
     InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund, RefundRequest,
     Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, Stock,
 };

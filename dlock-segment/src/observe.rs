@@ -77,6 +77,7 @@ pub(crate) fn changed(key: &Key, change: &Change) {
 fn word(answer: &Answer) -> &'static str {
     match answer {
         Answer::Found(record) => match record.status {
+            Status::Taken | Status::Confirmed if record.refunded > 0 => "given_back",
             Status::Taken => "taken",
             Status::Reserved => "reserved",
             Status::Confirmed => "confirmed",
@@ -87,7 +88,8 @@ fn word(answer: &Answer) -> &'static str {
             Status::Tombstone => "refused",
         },
         Answer::Absent => "absent",
-        Answer::SoldOut => "sold_out",
+        Answer::SoldOut { available: 0 } => "sold_out",
+        Answer::SoldOut { .. } => "not_enough",
         Answer::LimitReached => "limit_reached",
         Answer::NotStarted => "not_started",
         Answer::Ended => "ended",

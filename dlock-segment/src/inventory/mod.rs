@@ -6,6 +6,7 @@ mod backing;
 mod builder;
 mod checks;
 mod combiner;
+mod doubt;
 mod manage;
 mod outcome;
 mod request;
@@ -20,15 +21,17 @@ use std::time::Duration;
 use dlock::{Dlock, IntoKey, Key};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use self::admission::Admission;
 pub use self::audit::{Audit, Disagreement, SegmentAudit};
 use self::backing::{Backing, on_driver, read_failed, store};
 pub use self::builder::InventoryBuilder;
-use self::checks::{checked_own_id, unexpected};
+use self::checks::{checked_millis, checked_own_id, unexpected};
+use self::doubt::Doubts;
 pub use self::manage::Health;
 pub use self::outcome::{
-    Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
+    Confirmation, Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
 };
 pub use self::request::{
     DeductRequest, RefundRequest, ReservationHandle, ReserveRequest, RestockRequest,
@@ -80,6 +83,7 @@ pub(crate) struct Shared {
     inventory: InventoryId,
     backing: Backing,
     admission: Admission,
+    doubts: Doubts,
     open: Weak<OpenInventories>,
 }
 
@@ -153,6 +157,7 @@ impl Inventory {
                     inventory: inventory.clone(),
                     backing: Backing::new(dlock, &inventory)?,
                     admission: Admission::default(),
+                    doubts: Doubts::default(),
                     open: Arc::downgrade(&all),
                 });
                 open.insert((inventory.key.clone(), inventory.birth), Arc::downgrade(&shared));
@@ -236,7 +241,7 @@ impl Inventory {
     pub async fn resolve(&self, operation: impl AsRef<str>) -> Result<Resolved> {
         let id = checked_own_id("operation id", operation.as_ref())?;
         let request = Request::Resolve { operation: id.clone() };
-        match self.send(request, Some(&id)).await? {
+        match self.send(request, Some(&id), self.deadline(None)?).await? {
             (_, Answer::Found(record)) => Ok(Resolved::of(id.to_string(), record)),
             (_, other) => Err(unexpected(&other)),
         }
@@ -360,55 +365,45 @@ impl Inventory {
         on_driver(&self.dlock, self.shared.backing.store(&self.dlock)?, call).await
     }
 
+    /// When a call that begins now must have ended.
+    fn deadline(&self, duration: Option<Duration>) -> Result<Instant> {
+        let duration = match duration {
+            Some(duration) => Duration::from_millis(checked_millis("the deadline", duration)?),
+            None => self.dlock.client_extension().call_timeout(),
+        };
+        Ok(Instant::now() + duration)
+    }
+
     /// Sends a request. If it has an id, it is sent again while its outcome is not known.
-    async fn send(&self, request: Request, id: Option<&Id>) -> Result<(Snapshot, Answer)> {
+    async fn send(
+        &self,
+        request: Request,
+        id: Option<&Id>,
+        deadline: Instant,
+    ) -> Result<(Snapshot, Answer)> {
         let only_reads = matches!(
             request,
             Request::Look { .. } | Request::Resolve { .. } | Request::Extend { .. }
         );
-        let answered = self.send_until_known(request, id).await;
+        let answered = match &self.shared.backing {
+            Backing::Memory(memory, home) => loop {
+                match memory.apply_one(&self.shared.inventory, home, &request) {
+                    Ok((_, Answer::Again)) => {}
+                    answered => break answered.map(|(view, answer)| (Snapshot::from(&view), answer)),
+                }
+            },
+            Backing::Remote(_, combiner) => match id {
+                Some(id) => self.shared.doubts.settle(combiner, request, id, deadline).await,
+                None => combiner.send(request).until(deadline).await,
+            },
+        };
         if let Ok((snapshot, answer)) = &answered {
             self.shared.admission.update(snapshot, answer, self.sold_out_for);
         }
         observe::answered(&self.shared.inventory.key, &answered, only_reads);
         answered
     }
-
-    async fn send_until_known(
-        &self,
-        request: Request,
-        id: Option<&Id>,
-    ) -> Result<(Snapshot, Answer)> {
-        let combiner = match &self.shared.backing {
-            Backing::Memory(memory, home) => loop {
-                match memory.apply_one(&self.shared.inventory, home, &request)? {
-                    (_, Answer::Again) => {}
-                    (view, answer) => return Ok((Snapshot::from(&view), answer)),
-                }
-            },
-            Backing::Remote(_, combiner) => combiner,
-        };
-        let Some(id) = id else { return combiner.send(request).await };
-        let mut unknown_until = None;
-        loop {
-            match combiner.send(request.clone()).await {
-                Err(Error::Unknown(_)) => {}
-                // This one was not applied, but an earlier one may have been.
-                Err(Error::Store(_)) if unknown_until.is_some() => {}
-                known => return known,
-            }
-            let now = tokio::time::Instant::now();
-            let patience = self.dlock.client_extension().call_timeout() * 2;
-            if now >= *unknown_until.get_or_insert(now + patience) {
-                return Err(Error::Unknown(Some(crate::error::OperationId(id.clone()))));
-            }
-            tokio::time::sleep(RETRY_PAUSE).await;
-        }
-    }
 }
-
-/// The pause before a request whose outcome is not known is sent again.
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 impl fmt::Debug for Inventory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::checks::{WHOLE_REFUND, checked_id, checked_millis, checked_quantity, unexpected};
 use super::outcome::SoldOut;
-use super::{Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation};
+use super::{Confirmation, Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation};
 use crate::error::{Error, Result};
 use crate::observe;
-use crate::store::{Answer, Id, Record, Request, Snapshot, Status};
+use crate::store::{Answer, Id, Record, Request, Status};
 
 /// How long a reservation lasts by default.
 const RESERVED_FOR: Duration = Duration::from_secs(15 * 60);
@@ -20,6 +22,7 @@ struct UnitRequest<'a> {
     operation: Option<String>,
     buyer: Option<String>,
     first_try: bool,
+    deadline: Option<Duration>,
 }
 
 impl UnitRequest<'_> {
@@ -67,6 +70,14 @@ macro_rules! unit_request_options {
             self.units.first_try = true;
             self
         }
+
+        /// Bounds the whole call, with everything that is sent again; the client's
+        /// `call_timeout` by default. When it passes, the error is `Unknown`, or `Store`
+        /// (`Unavailable`) if nothing was sent.
+        pub fn deadline(mut self, duration: Duration) -> Self {
+            self.units.deadline = Some(duration);
+            self
+        }
     };
 }
 
@@ -86,6 +97,7 @@ impl<'a> DeductRequest<'a> {
                 operation: None,
                 buyer: None,
                 first_try: false,
+                deadline: None,
             },
         }
     }
@@ -121,22 +133,12 @@ impl<'a> DeductRequest<'a> {
             return Ok(Deduction::sold_out(sold_out));
         }
         let request = Request::Deduct { quantity, operation: operation.clone(), buyer };
-        let (snapshot, answer) = inventory.send(request, operation.as_ref()).await?;
-        Ok(match answer {
-            Answer::Found(Record { status: Status::Tombstone, .. }) => Deduction::Refused,
-            Answer::Found(record) => Deduction::Taken(Receipt::of(self.units.operation, record)),
-            Answer::SoldOut => Deduction::sold_out(SoldOut::of(&snapshot)),
-            Answer::LimitReached => Deduction::LimitReached,
-            Answer::NotStarted => Deduction::NotStarted { opens_in: opens_in(&snapshot) },
-            Answer::Ended => Deduction::Ended,
-            Answer::Paused => Deduction::Paused,
-            other => return Err(unexpected(&other)),
-        })
+        let deadline = inventory.deadline(self.units.deadline)?;
+        match inventory.send(request, operation.as_ref(), deadline).await? {
+            (_, Answer::Found(record)) => Ok(Deduction::of(self.units.operation, record)),
+            (snapshot, refused) => Deduction::refusal(&snapshot, &refused),
+        }
     }
-}
-
-fn opens_in(snapshot: &Snapshot) -> Duration {
-    Duration::from_millis(snapshot.opens_at.saturating_sub(snapshot.now))
 }
 
 /// A request that reserves units: [`Inventory::reserve`].
@@ -149,8 +151,7 @@ pub struct ReserveRequest<'a> {
 
 impl<'a> ReserveRequest<'a> {
     pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
-        let units =
-            UnitRequest { inventory, quantity, operation: None, buyer: None, first_try: false };
+        let DeductRequest { units } = DeductRequest::new(inventory, quantity);
         ReserveRequest { units, expires_in: RESERVED_FOR }
     }
 
@@ -194,35 +195,37 @@ impl<'a> ReserveRequest<'a> {
         }
         let id = operation.clone();
         let request = Request::Reserve { quantity, operation, buyer, expires_in };
-        let (snapshot, answer) = inventory.send(request, Some(&id)).await?;
-        Ok(match answer {
-            Answer::Found(Record { status: Status::Tombstone, .. }) => Reservation::Refused,
-            Answer::Found(record) => Reservation::Held(Hold::of(id.to_string(), record)),
-            Answer::SoldOut => Reservation::sold_out(SoldOut::of(&snapshot)),
-            Answer::LimitReached => Reservation::LimitReached,
-            Answer::NotStarted => Reservation::NotStarted { opens_in: opens_in(&snapshot) },
-            Answer::Ended => Reservation::Ended,
-            Answer::Paused => Reservation::Paused,
-            other => return Err(unexpected(&other)),
-        })
+        let deadline = inventory.deadline(self.units.deadline)?;
+        match inventory.send(request, Some(&id), deadline).await? {
+            (_, Answer::Found(record)) => Ok(Reservation::of(id.to_string(), record)),
+            (snapshot, refused) => Reservation::refusal(&snapshot, &refused),
+        }
     }
 }
 
 /// The reservation of an operation: [`Inventory::reservation`].
 ///
-/// Every call returns the state of the reservation after it. Confirming a reservation
-/// that expired returns [`HoldState::Expired`], and the same call twice returns the same
-/// state twice.
+/// The same call twice has its effect once and returns the same answer twice. Confirming or
+/// extending a reservation that is not open any more is the error
+/// [`NotHeld`](Error::NotHeld).
 #[derive(Clone, Debug)]
 #[must_use = "it does nothing until one of its calls is awaited"]
 pub struct ReservationHandle<'a> {
     inventory: &'a Inventory,
     operation: String,
+    deadline: Option<Duration>,
 }
 
 impl<'a> ReservationHandle<'a> {
     pub(super) fn new(inventory: &'a Inventory, operation: &str) -> Self {
-        ReservationHandle { inventory, operation: operation.to_owned() }
+        ReservationHandle { inventory, operation: operation.to_owned(), deadline: None }
+    }
+
+    /// Bounds each call, with everything that is sent again; the client's `call_timeout` by
+    /// default.
+    pub fn deadline(mut self, duration: Duration) -> Self {
+        self.deadline = Some(duration);
+        self
     }
 
     /// Sells the reserved units.
@@ -230,23 +233,37 @@ impl<'a> ReservationHandle<'a> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// # use dlock_segment::HoldState;
+    /// # use dlock_segment::{Confirmation, Error};
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// # sale.reserve(2).operation("order-1").send().await?;
-    /// assert_eq!(sale.reservation("order-1").confirm().await?, HoldState::Confirmed);
+    /// # let _ = sale.reserve(2).operation("order-1").send().await?;
+    /// match sale.reservation("order-1").confirm().await {
+    ///     Ok(Confirmation::Confirmed(receipt)) => assert_eq!(receipt.left, 2), // ship them
+    ///     Ok(other) => println!("{other:?}"), // confirmed before and refunded since
+    ///     Err(Error::NotHeld(state)) => println!("{state:?}: give the money back"),
+    ///     Err(error) => return Err(error),
+    /// }
     /// assert_eq!(sale.stock().await?.sold, 2);
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
+    /// `NotHeld` if the reservation expired, was cancelled or was refused: nothing was sold.
     /// `NotFound` if there is no such operation or the inventory was removed. `Conflict` if
     /// the operation is not a reservation. `Invalid` if the id is empty or too long. `Store`
     /// if the store cannot be used. `Unknown` if the store did not answer; call it again.
     ///
     /// # Cancel safety
     /// It may have happened when it is dropped; call it again.
-    pub async fn confirm(&self) -> Result<HoldState> {
-        self.settle(|operation| Request::Confirm { operation }).await
+    pub async fn confirm(&self) -> Result<Confirmation> {
+        let deadline = self.inventory.deadline(self.deadline)?;
+        let (state, record) =
+            self.settle(|operation| Request::Confirm { operation }, deadline).await?;
+        let receipt = Receipt::of(Some(self.operation.clone()), record);
+        match state {
+            HoldState::Confirmed => Ok(Confirmation::Confirmed(receipt)),
+            HoldState::Refunded => Ok(Confirmation::Refunded(receipt)),
+            state => Err(Error::NotHeld(state)),
+        }
     }
 
     /// Gives the reserved units back. If the reservation has not arrived yet, it will be
@@ -257,19 +274,22 @@ impl<'a> ReservationHandle<'a> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # use dlock_segment::HoldState;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// # sale.reserve(2).operation("order-1").send().await?;
+    /// # let _ = sale.reserve(2).operation("order-1").send().await?;
     /// assert_eq!(sale.reservation("order-1").cancel().await?, HoldState::Cancelled);
     /// assert_eq!(sale.stock().await?.available, 5);
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// As [`confirm`](Self::confirm), but an unknown operation is not an error.
+    /// As [`confirm`](Self::confirm), but neither an unknown operation nor a state is an
+    /// error: a reservation that was confirmed stays `Confirmed`.
     ///
     /// # Cancel safety
     /// It may have happened when it is dropped; call it again.
     pub async fn cancel(&self) -> Result<HoldState> {
-        self.settle(|operation| Request::Cancel { operation }).await
+        let deadline = self.inventory.deadline(self.deadline)?;
+        let (state, _) = self.settle(|operation| Request::Cancel { operation }, deadline).await?;
+        Ok(state)
     }
 
     /// Makes the reservation last for `duration` from now, unless it already lasts longer.
@@ -278,28 +298,32 @@ impl<'a> ReservationHandle<'a> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// # use dlock_segment::HoldState;
     /// # use std::time::Duration;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// # sale.reserve(2).operation("order-1").send().await?;
-    /// let state = sale.reservation("order-1").extend(Duration::from_secs(3_600)).await?;
-    /// assert_eq!(state, HoldState::Open);
+    /// # let _ = sale.reserve(2).operation("order-1").send().await?;
+    /// let hold = sale.reservation("order-1").extend(Duration::from_secs(3_600)).await?;
+    /// println!("until {:?}", hold.expires());
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// As [`confirm`](Self::confirm), and `Invalid` if the duration is shorter than a
-    /// millisecond or longer than ten years.
+    /// As [`confirm`](Self::confirm), `NotHeld` also if it is confirmed, and `Invalid` if the
+    /// duration is shorter than a millisecond or longer than ten years.
     ///
     /// # Cancel safety
     /// It may have happened when it is dropped; call it again.
-    pub async fn extend(&self, duration: Duration) -> Result<HoldState> {
+    pub async fn extend(&self, duration: Duration) -> Result<Hold> {
         let lasts = checked_millis("the time of a reservation", duration)?;
         let id = checked_id("operation id", &self.operation)?;
-        let (snapshot, _) =
-            self.inventory.send(Request::Look { operation: id.clone() }, Some(&id)).await?;
+        let deadline = self.inventory.deadline(self.deadline)?;
+        let look = Request::Look { operation: id.clone() };
+        let (snapshot, _) = self.inventory.send(look, Some(&id), deadline).await?;
         let until = snapshot.now + lasts;
-        self.settle(|operation| Request::Extend { operation, until }).await
+        let extend = |operation| Request::Extend { operation, until };
+        match self.settle(extend, deadline).await? {
+            (HoldState::Open, record) => Ok(Hold::of(self.operation.clone(), record)),
+            (state, _) => Err(Error::NotHeld(state)),
+        }
     }
 
     /// Reads the reservation.
@@ -309,7 +333,7 @@ impl<'a> ReservationHandle<'a> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # use dlock_segment::HoldState;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// # sale.reserve(2).operation("order-1").send().await?;
+    /// # let _ = sale.reserve(2).operation("order-1").send().await?;
     /// let hold = sale.reservation("order-1").look().await?;
     /// assert_eq!((hold.receipt.quantity, hold.state), (2, HoldState::Open));
     /// # Ok(()) }
@@ -322,35 +346,25 @@ impl<'a> ReservationHandle<'a> {
     /// It only reads, so it can be dropped at any time.
     pub async fn look(&self) -> Result<Hold> {
         let id = checked_id("operation id", &self.operation)?;
-        match self.inventory.send(Request::Look { operation: id.clone() }, Some(&id)).await? {
-            (_, Answer::Found(record)) if state_of(&record).is_some() => {
-                Ok(Hold::of(id.to_string(), record))
-            }
-            (_, Answer::Found(_)) => Err(unexpected(&Answer::Conflict)),
-            (_, other) => Err(unexpected(&other)),
-        }
+        let deadline = self.inventory.deadline(self.deadline)?;
+        let (_, record) = self.settle(|operation| Request::Look { operation }, deadline).await?;
+        Ok(Hold::of(id.to_string(), record))
     }
 
-    async fn settle(&self, request: impl FnOnce(Id) -> Request) -> Result<HoldState> {
+    async fn settle(
+        &self,
+        request: impl FnOnce(Id) -> Request,
+        deadline: Instant,
+    ) -> Result<(HoldState, Record)> {
         let id = checked_id("operation id", &self.operation)?;
-        match self.inventory.send(request(id.clone()), Some(&id)).await? {
-            (_, Answer::Found(record)) => {
-                state_of(&record).ok_or_else(|| unexpected(&Answer::Conflict))
-            }
+        match self.inventory.send(request(id.clone()), Some(&id), deadline).await? {
+            (_, Answer::Found(record)) => match HoldState::of(&record) {
+                Some(state) => Ok((state, record)),
+                None => Err(unexpected(&Answer::Conflict)),
+            },
             (_, other) => Err(unexpected(&other)),
         }
     }
-}
-
-fn state_of(record: &Record) -> Option<HoldState> {
-    Some(match record.status {
-        Status::Reserved => HoldState::Open,
-        Status::Confirmed => HoldState::Confirmed,
-        Status::Cancelled => HoldState::Cancelled,
-        Status::Expired => HoldState::Expired,
-        Status::Tombstone => HoldState::Refused,
-        Status::Taken | Status::Refund | Status::Restock => return None,
-    })
 }
 
 /// A request that gives units back: [`Inventory::refund`].
@@ -361,11 +375,13 @@ pub struct RefundRequest<'a> {
     of: String,
     quantity: Option<u64>,
     operation: Option<String>,
+    deadline: Option<Duration>,
 }
 
 impl<'a> RefundRequest<'a> {
     pub(super) fn new(inventory: &'a Inventory, of: &str) -> Self {
-        RefundRequest { inventory, of: of.to_owned(), quantity: None, operation: None }
+        let of = of.to_owned();
+        RefundRequest { inventory, of, quantity: None, operation: None, deadline: None }
     }
 
     /// Sets how many units are given back; by default all that are left.
@@ -381,6 +397,13 @@ impl<'a> RefundRequest<'a> {
         self
     }
 
+    /// Bounds the whole call, with everything that is sent again; the client's
+    /// `call_timeout` by default.
+    pub fn deadline(mut self, duration: Duration) -> Self {
+        self.deadline = Some(duration);
+        self
+    }
+
     /// Gives the units back.
     ///
     /// ```
@@ -388,6 +411,7 @@ impl<'a> RefundRequest<'a> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # use dlock_segment::Refund;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # let _ =
     /// sale.deduct(3).operation("order-1").send().await?;
     /// let refund = sale.refund("order-1").quantity(1).operation("refund-1").send().await?;
     /// assert!(matches!(refund, Refund::Refunded(_)));
@@ -424,7 +448,8 @@ impl<'a> RefundRequest<'a> {
             ));
         }
         let request = Request::Refund { of, quantity, operation: id.clone() };
-        match self.inventory.send(request, Some(&id)).await? {
+        let deadline = self.inventory.deadline(self.deadline)?;
+        match self.inventory.send(request, Some(&id), deadline).await? {
             (_, Answer::Found(Record { status: Status::Tombstone, .. })) => Ok(Refund::Refused),
             (_, Answer::Found(record)) => Ok(Refund::Refunded(Receipt::of(self.operation, record))),
             (_, Answer::TooMuch { left }) => Ok(Refund::TooMuch { left }),
@@ -440,16 +465,24 @@ pub struct RestockRequest<'a> {
     inventory: &'a Inventory,
     quantity: u64,
     operation: Option<String>,
+    deadline: Option<Duration>,
 }
 
 impl<'a> RestockRequest<'a> {
     pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
-        RestockRequest { inventory, quantity, operation: None }
+        RestockRequest { inventory, quantity, operation: None, deadline: None }
     }
 
     /// Sets the operation id, under which the restock happens once.
     pub fn operation(mut self, id: impl Into<String>) -> Self {
         self.operation = Some(id.into());
+        self
+    }
+
+    /// Bounds the whole call, with everything that is sent again; the client's
+    /// `call_timeout` by default.
+    pub fn deadline(mut self, duration: Duration) -> Self {
+        self.deadline = Some(duration);
         self
     }
 
@@ -480,7 +513,8 @@ impl<'a> RestockRequest<'a> {
             None => None,
         };
         let request = Request::Restock { quantity, operation: id.clone() };
-        match self.inventory.send(request, id.as_ref()).await? {
+        let deadline = self.inventory.deadline(self.deadline)?;
+        match self.inventory.send(request, id.as_ref(), deadline).await? {
             (_, Answer::Found(Record { status: Status::Tombstone, .. })) => Err(Error::Conflict(
                 "this restock was resolved as not applied; use a new operation id".into(),
             )),
