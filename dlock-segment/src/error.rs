@@ -70,7 +70,7 @@ impl Error {
             Error::Store(error) => error.kind().is_retryable(),
             Error::Invalid(_) | Error::NotFound(_) | Error::Conflict(_) | Error::NotHeld(_) => {
                 false
-            },
+            }
         }
     }
 

@@ -21,9 +21,10 @@ pub mod store;
 pub use attribute::MayBeDry;
 pub use error::{Error, OperationId, Result};
 pub use inventory::{
-    Audit, Confirmation, DeductRequest, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
-    InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund, RefundRequest,
-    Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, Stock,
+    Audit, Confirmation, DeductRequest, Deduction, Disagreement, Health, Hold, HoldState,
+    Inventory, InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund,
+    RefundRequest, Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest,
+    SegmentAudit, Stock,
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments};
 #[doc(hidden)]

@@ -137,8 +137,7 @@ mod tests {
         let again = learned(&[stock_is_back, (snapshot(9, 0), SOLD_OUT)]);
         assert!(again.sold_out(1).is_some());
         // Two that nothing lies between tell the same.
-        let same =
-            learned(&[(snapshot(9, 0), Answer::LimitReached), (snapshot(9, 0), SOLD_OUT)]);
+        let same = learned(&[(snapshot(9, 0), Answer::LimitReached), (snapshot(9, 0), SOLD_OUT)]);
         assert!(same.sold_out(1).is_some());
     }
 

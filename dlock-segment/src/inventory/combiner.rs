@@ -63,10 +63,7 @@ impl Combiner {
     }
 
     /// Sends a request in a batch with others.
-    pub(crate) fn send(
-        self: &Arc<Self>,
-        request: Request,
-    ) -> Sent {
+    pub(crate) fn send(self: &Arc<Self>, request: Request) -> Sent {
         let reply = Arc::<Reply>::default();
         let weight = request.weight();
         match self.queue.push(Pending { request, reply: reply.clone() }, weight, Priority::Normal) {

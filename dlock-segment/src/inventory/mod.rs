@@ -389,7 +389,9 @@ impl Inventory {
             Backing::Memory(memory, home) => loop {
                 match memory.apply_one(&self.shared.inventory, home, &request) {
                     Ok((_, Answer::Again)) => {}
-                    answered => break answered.map(|(view, answer)| (Snapshot::from(&view), answer)),
+                    answered => {
+                        break answered.map(|(view, answer)| (Snapshot::from(&view), answer));
+                    }
                 }
             },
             Backing::Remote(_, combiner) => match id {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dlock_segment::{Effect, Error, HoldState, Inventory, Receipt, Refund};
 
 use super::common::{self, Place, clean_audit, counts, taken};
-use super::{held, refunded};
+use super::{held, refunded, state_of};
 use crate::on_both_stores;
 
 on_both_stores!(
@@ -73,7 +73,7 @@ async fn resize_keeps_receipts(place: Place) {
         }
         let number = round * 2;
         assert_eq!(
-            sale.reservation(format!("r-{number}")).confirm().await.unwrap(),
+            state_of(sale.reservation(format!("r-{number}")).confirm().await),
             HoldState::Confirmed
         );
         assert_eq!(

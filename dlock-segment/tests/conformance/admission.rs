@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock_segment::{Error, Inventory};
 
 use super::common::{self, Place, counts, eventually, is_sold_out, taken};
-use super::{held, refunded};
+use super::{held, refunded, state_of};
 use crate::on_both_stores;
 
 on_both_stores!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock_segment::{Deduction, Error, HoldState, Inventory, Refund, Reservation, Resolved};
 
 use super::common::{self, Place, clean_audit, counts, is_sold_out, taken};
-use super::{held, refunded};
+use super::{held, refunded, state_of};
 use crate::on_both_stores;
 
 on_both_stores!(
@@ -85,12 +85,12 @@ async fn resolve_settles_for_good(place: Place) {
     let receipt = taken(sale.deduct(1).operation("done").send().await.unwrap());
     assert_eq!(sale.resolve("done").await.unwrap(), Resolved::Taken(receipt));
     let hold = held(sale.reserve(1).operation("hold").send().await.unwrap());
-    assert_eq!(sale.resolve("hold").await.unwrap(), Resolved::Reserved(hold));
+    assert_eq!(sale.resolve("hold").await.unwrap(), Resolved::Held(hold));
     assert_eq!(counts(&sale).await, (3, 1, 1));
     // The id that the error of an unknown refund has, if the refund was given none.
     assert!(matches!(sale.refund("done").send().await.unwrap(), Refund::Refunded(_)));
     let refund = sale.resolve("done\u{1}refund").await.unwrap();
-    assert!(matches!(refund, Resolved::Refunded(_)), "{refund:?}");
+    assert!(matches!(refund, Resolved::RefundDone(_)), "{refund:?}");
     clean_audit(&sale).await;
 }
 
@@ -169,7 +169,7 @@ async fn retention_is_bounded(place: Place) {
     let second = taken(sale.deduct(1).operation("o").send().await.unwrap());
     assert_ne!(second.at, first.at, "its record is gone");
     assert_eq!(
-        sale.reservation("r").confirm().await.unwrap(),
+        state_of(sale.reservation("r").confirm().await),
         HoldState::Confirmed,
         "an open reservation is kept for as long as it lasts"
     );

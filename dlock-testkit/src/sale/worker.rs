@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dlock::Dlock;
-use dlock_segment::{Deduction, Error, HoldState, Inventory, Refund, Reservation, Resolved};
+use dlock_segment::{
+    Confirmation, Deduction, Error, HoldState, Inventory, Refund, Reservation, ReservationHandle,
+    Resolved,
+};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -176,7 +179,10 @@ impl<'a> Attempt<'a> {
     async fn buy(&self, quantity: u64) -> bool {
         match self.deduct(quantity).await {
             Deduction::Taken(_) => true,
-            Deduction::SoldOut { .. } | Deduction::LimitReached | Deduction::Refused => false,
+            Deduction::SoldOut { .. }
+            | Deduction::NotEnough { .. }
+            | Deduction::LimitReached
+            | Deduction::Refused => false,
             other => panic!("{other:?}"),
         }
     }
@@ -194,7 +200,7 @@ impl<'a> Attempt<'a> {
         let buying = self.sale.deduct(1).operation(&self.id).buyer(&self.buyer).send();
         let _ = tokio::time::timeout(patience, buying).await;
         if self.random.random() {
-            self.resolve().await;
+            let _ = self.resolve().await; // it is written down
         }
     }
 
@@ -224,17 +230,23 @@ impl<'a> Attempt<'a> {
             let reserve = self.sale.reserve(quantity).operation(&self.id).buyer(&self.buyer);
             reserve.expires_in(RESERVATION_TIME).send()
         };
-        let Reservation::Held(hold) = until_known(&self.id, reserve).await else { return };
+        let hold = match until_known(&self.id, reserve).await {
+            Reservation::Held(hold) => hold,
+            // The first answer was lost, and the reservation expired before it was sent again.
+            Reservation::Expired(hold) => return self.answers.held(&self.id, &hold),
+            _ => return,
+        };
         self.answers.held(&self.id, &hold);
         let reservation = self.sale.reservation(&self.id);
         if self.random.random_ratio(1, 4) {
-            let state = until_known(&self.id, || reservation.extend(2 * RESERVATION_TIME)).await;
-            self.answers.stands(&self.id, state);
-            let hold = until_known(&self.id, || reservation.look()).await;
-            self.answers.lasts_until(&self.id, &hold);
+            let extend = || async { state_or(reservation.extend(2 * RESERVATION_TIME).await) };
+            match until_known(&self.id, extend).await {
+                Ok(hold) => self.answers.lasts_until(&self.id, &hold),
+                Err(state) => self.answers.stands(&self.id, state),
+            }
         }
         let settled = match self.random.random_range(0..10) {
-            0..5 => until_known(&self.id, || reservation.confirm()).await,
+            0..5 => self.confirm(&reservation).await,
             5..8 => until_known(&self.id, || reservation.cancel()).await,
             _ => return, // the reservation expires
         };
@@ -242,6 +254,15 @@ impl<'a> Attempt<'a> {
         self.answers.stands(&self.id, settled);
         if settled == HoldState::Confirmed && self.random.random_ratio(1, 3) {
             self.refund(quantity).await;
+        }
+    }
+
+    async fn confirm(&self, reservation: &ReservationHandle<'_>) -> HoldState {
+        let confirm = || async { state_or(reservation.confirm().await) };
+        match until_known(&self.id, confirm).await {
+            Ok(Confirmation::Confirmed(_)) => HoldState::Confirmed,
+            Ok(other) => panic!("{}: {other:?}", self.id),
+            Err(state) => state,
         }
     }
 
@@ -288,5 +309,13 @@ impl<'a> Attempt<'a> {
 
     async fn rebalance(&self) {
         until_known("rebalance", || self.sale.rebalance()).await;
+    }
+}
+
+/// That a reservation is not open any more is an answer too.
+fn state_or<T>(answer: Result<T, Error>) -> Result<Result<T, HoldState>, Error> {
+    match answer {
+        Err(Error::NotHeld(state)) => Ok(Err(state)),
+        answer => answer.map(Ok),
     }
 }

@@ -7,9 +7,10 @@
 //!
 //! | request | success | failure |
 //! |---|---|---|
-//! | `POST /orders/{order}?buyer=b&quantity=2` | 201 reserved | 409 sold out, 429 over the limit |
-//! | `POST /orders/{order}/pay` | 200 sold | 410 too late |
-//! | `DELETE /orders/{order}` | 200 cancelled | |
+//! | `POST /orders/{order}?buyer=b&quantity=2` | 201 reserved, 200 already paid | 409 sold out, 410 expired, cancelled or refunded, 429 over the limit |
+//! | `POST /orders/{order}/pay` | 200 sold | 410 too late: the money is given back |
+//! | `DELETE /orders/{order}` | 200 cancelled | 409 already paid |
+//! | `POST /orders/{order}/refund` | 200 given back | 404 no such order, 409 not paid |
 //! | `GET /stock`, `GET /events` | 200 the segments, once or live | |
 //!
 //! The id of the order is the operation id. A client that got no answer can repeat its
@@ -25,7 +26,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use dlock_segment::{Error, HoldState, Inventory, Reservation};
+use dlock_segment::{Confirmation, Error, HoldState, Inventory, Receipt, Refund, Reservation};
 use futures_util::Stream;
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,7 @@ async fn main() -> Result<()> {
         .route("/events", get(events))
         .route("/orders/{order}", post(reserve).delete(cancel))
         .route("/orders/{order}/pay", post(pay))
+        .route("/orders/{order}/refund", post(refund))
         .with_state(sale.clone());
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", setting("PORT", 3_000))).await?;
     println!("listening on http://{}", listener.local_addr()?);
@@ -93,30 +95,81 @@ async fn reserve(
 ) -> Response {
     let request = sale.reserve(quantity).operation(order).buyer(buyer).expires_in(PAYMENT_TIME);
     match request.send().await {
-        Ok(Reservation::Held(hold)) => (StatusCode::CREATED, Json(hold)).into_response(),
-        Ok(Reservation::SoldOut { reserved, .. }) => {
-            let message = format!("sold out; {reserved} units are reserved and may come back\n");
-            (StatusCode::CONFLICT, message).into_response()
-        }
-        Ok(Reservation::LimitReached) => {
-            (StatusCode::TOO_MANY_REQUESTS, "over the limit of units per buyer\n").into_response()
-        }
-        Ok(other) => (StatusCode::CONFLICT, format!("{other:?}\n")).into_response(),
+        Ok(outcome) => reservation_response(outcome),
         Err(error) => error_response(&error),
     }
 }
 
+/// Only `201` asks for a payment.
+fn reservation_response(outcome: Reservation) -> Response {
+    let (status, message) = match outcome {
+        Reservation::Held(hold) => return (StatusCode::CREATED, Json(hold)).into_response(),
+        Reservation::Confirmed(_) => (StatusCode::OK, "already paid".to_owned()),
+        Reservation::Refunded(receipt) => {
+            let Receipt { quantity, left, .. } = receipt;
+            let message = format!("paid, but only {left} of {quantity} units were not given back");
+            (StatusCode::GONE, message)
+        }
+        Reservation::Expired(_) => {
+            (StatusCode::GONE, "the payment time is over; place a new order".to_owned())
+        }
+        Reservation::Cancelled(_) | Reservation::Refused => {
+            (StatusCode::GONE, "this order was cancelled; place a new order".to_owned())
+        }
+        Reservation::SoldOut { reserved, .. } => {
+            let message = format!("sold out; {reserved} units are reserved and may come back");
+            (StatusCode::CONFLICT, message)
+        }
+        Reservation::NotEnough { available, .. } => {
+            (StatusCode::CONFLICT, format!("only {available} units are left; order fewer"))
+        }
+        Reservation::LimitReached => {
+            (StatusCode::TOO_MANY_REQUESTS, "over the limit of units per buyer".to_owned())
+        }
+        Reservation::NotStarted { opens_in } => {
+            (StatusCode::CONFLICT, format!("the sale opens in {} s", opens_in.as_secs()))
+        }
+        Reservation::Ended => (StatusCode::CONFLICT, "the sale is over".to_owned()),
+        Reservation::Paused => (StatusCode::CONFLICT, "the sale is paused".to_owned()),
+        other => (StatusCode::INTERNAL_SERVER_ERROR, format!("{other:?}")),
+    };
+    (status, format!("{message}\n")).into_response()
+}
+
+/// The payment arrived. It is kept only if the units are sold.
 async fn pay(State(sale): State<Inventory>, Path(order): Path<String>) -> Response {
     match sale.reservation(order).confirm().await {
-        Ok(HoldState::Confirmed) => "paid\n".into_response(),
-        Ok(state) => (StatusCode::GONE, format!("too late: {state:?}\n")).into_response(),
+        Ok(Confirmation::Confirmed(_)) => "paid\n".into_response(),
+        Ok(Confirmation::Refunded(receipt)) => {
+            let message = format!("already refunded, {} units are left\n", receipt.left);
+            (StatusCode::GONE, message).into_response()
+        }
+        Ok(other) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{other:?}\n")).into_response(),
+        Err(Error::NotHeld(state)) => {
+            let message = format!("too late ({state:?}): the money is given back\n");
+            (StatusCode::GONE, message).into_response()
+        }
         Err(error) => error_response(&error),
     }
 }
 
 async fn cancel(State(sale): State<Inventory>, Path(order): Path<String>) -> Response {
     match sale.reservation(order).cancel().await {
+        Ok(HoldState::Confirmed | HoldState::Refunded) => {
+            (StatusCode::CONFLICT, "already paid; ask for a refund\n").into_response()
+        }
         Ok(state) => format!("{state:?}\n").into_response(),
+        Err(error) => error_response(&error),
+    }
+}
+
+/// Gives all units of a paid order back, once, however often it is asked for.
+async fn refund(State(sale): State<Inventory>, Path(order): Path<String>) -> Response {
+    match sale.refund(order).send().await {
+        Ok(Refund::Refunded(receipt)) => {
+            format!("{} given back\n", receipt.quantity).into_response()
+        }
+        Ok(other) => (StatusCode::CONFLICT, format!("{other:?}\n")).into_response(),
         Err(error) => error_response(&error),
     }
 }
@@ -192,9 +245,11 @@ async fn simulate_buyer(sale: Inventory, number: u64) {
         };
         tokio::time::sleep(pause).await;
         match reserved {
-            Ok(Reservation::Held(_)) if pays => {
-                let _ = sale.reservation(&id).confirm().await;
-            }
+            Ok(Reservation::Held(_)) if pays => match sale.reservation(&id).confirm().await {
+                Ok(Confirmation::Confirmed(_)) => {}
+                Ok(other) => eprintln!("{id}: {other:?}"),
+                Err(error) => eprintln!("{id}: {error}"),
+            },
             Ok(Reservation::Held(_)) => {} // not paid: the units come back when the time is over
             Err(error) => {
                 eprintln!("{id}: {error}");
