@@ -77,7 +77,7 @@ pub(crate) fn changed(key: &Key, change: &Change) {
 fn word(answer: &Answer) -> &'static str {
     match answer {
         Answer::Found(record) => match record.status {
-            Status::Taken | Status::Confirmed if record.refunded > 0 => "given_back",
+            Status::Taken | Status::Confirmed if record.refunded > 0 => "already_refunded",
             Status::Taken => "taken",
             Status::Reserved => "reserved",
             Status::Confirmed => "confirmed",
@@ -117,7 +117,7 @@ fn count(key: &Key, answered: &Result<(Snapshot, Answer)>, only_reads: bool) {
         Ok((_, answer)) => {
             let word = word(answer);
             if let Answer::Found(record) = answer
-                && !only_reads
+                && !(only_reads || record.status != Status::Refund && record.refunded > 0)
             {
                 counter!("dlock_inventory_units_total", "inventory" => inventory, "effect" => word)
                     .increment(record.quantity);

@@ -253,7 +253,7 @@ impl Inventory {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// sale.deduct(2).send().await?;
+    /// # let _ = sale.deduct(2).send().await?;
     /// let stock = sale.stock().await?;
     /// assert_eq!((stock.available, stock.sold), (3, 2));
     /// # Ok(()) }
@@ -287,7 +287,7 @@ impl Inventory {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// sale.deduct(2).operation("order-1").send().await?;
+    /// # let _ = sale.deduct(2).operation("order-1").send().await?;
     /// let audit = sale.audit().await?;
     /// assert!(audit.is_clean(), "{:?}", audit.disagreements);
     /// # Ok(()) }
@@ -318,7 +318,7 @@ impl Inventory {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # use dlock_segment::{Effect, Inventory};
     /// let sale = Inventory::builder(&dlock, "phone").stock(5).journal(1_000).create().await?;
-    /// sale.deduct(2).operation("order-1").send().await?;
+    /// # let _ = sale.deduct(2).operation("order-1").send().await?;
     /// let entries = sale.journal(0).await?;
     /// assert_eq!((entries[0].sequence, entries[0].effect), (1, Effect::Taken));
     /// assert!(sale.journal(1).await?.is_empty());
@@ -369,7 +369,8 @@ impl Inventory {
     fn deadline(&self, duration: Option<Duration>) -> Result<Instant> {
         let duration = match duration {
             Some(duration) => Duration::from_millis(checked_millis("the deadline", duration)?),
-            None => self.dlock.client_extension().call_timeout(),
+            // A lost answer is only noticed after one; then there is time to ask once more.
+            None => 2 * self.dlock.client_extension().call_timeout(),
         };
         Ok(Instant::now() + duration)
     }

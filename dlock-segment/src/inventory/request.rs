@@ -43,7 +43,10 @@ impl UnitRequest<'_> {
         admission.admit().inspect_err(|_| observe::answered_locally(key, "throttled"))?;
         let may_know = self.operation.is_none() || self.first_try;
         let sold_out = may_know.then(|| admission.sold_out(self.quantity)).flatten();
-        Ok(sold_out.inspect(|_| observe::answered_locally(key, "sold_out_cached")))
+        Ok(sold_out.inspect(|said| {
+            let word = if said.available == 0 { "sold_out_cached" } else { "not_enough_cached" };
+            observe::answered_locally(key, word);
+        }))
     }
 }
 
@@ -71,7 +74,7 @@ macro_rules! unit_request_options {
             self
         }
 
-        /// Bounds the whole call, with everything that is sent again; the client's
+        /// Bounds the whole call, with everything that is sent again; twice the client's
         /// `call_timeout` by default. When it passes, the error is `Unknown`, or `Store`
         /// (`Unavailable`) if nothing was sent.
         pub fn deadline(mut self, duration: Duration) -> Self {
@@ -221,8 +224,8 @@ impl<'a> ReservationHandle<'a> {
         ReservationHandle { inventory, operation: operation.to_owned(), deadline: None }
     }
 
-    /// Bounds each call, with everything that is sent again; the client's `call_timeout` by
-    /// default.
+    /// Bounds each call, with everything that is sent again; twice the client's
+    /// `call_timeout` by default.
     pub fn deadline(mut self, duration: Duration) -> Self {
         self.deadline = Some(duration);
         self
@@ -397,7 +400,7 @@ impl<'a> RefundRequest<'a> {
         self
     }
 
-    /// Bounds the whole call, with everything that is sent again; the client's
+    /// Bounds the whole call, with everything that is sent again; twice the client's
     /// `call_timeout` by default.
     pub fn deadline(mut self, duration: Duration) -> Self {
         self.deadline = Some(duration);
@@ -411,8 +414,7 @@ impl<'a> RefundRequest<'a> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # use dlock_segment::Refund;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// # let _ =
-    /// sale.deduct(3).operation("order-1").send().await?;
+    /// # let _ = sale.deduct(3).operation("order-1").send().await?;
     /// let refund = sale.refund("order-1").quantity(1).operation("refund-1").send().await?;
     /// assert!(matches!(refund, Refund::Refunded(_)));
     /// assert_eq!(sale.stock().await?.sold, 2);
@@ -479,7 +481,7 @@ impl<'a> RestockRequest<'a> {
         self
     }
 
-    /// Bounds the whole call, with everything that is sent again; the client's
+    /// Bounds the whole call, with everything that is sent again; twice the client's
     /// `call_timeout` by default.
     pub fn deadline(mut self, duration: Duration) -> Self {
         self.deadline = Some(duration);
