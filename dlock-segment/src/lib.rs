@@ -46,4 +46,28 @@ pub mod __private {
 mod documents {
     #[doc = include_str!("../../docs/inventory.md")]
     struct Inventory;
+
+    /// Writes a test that this call compiles, and only if its answer is used.
+    macro_rules! must_use {
+        ($($name:ident: $call:literal)*) => {
+            $(
+                #[doc = concat!(
+                    "```\nasync fn f(sale: &dlock_segment::Inventory) -> dlock_segment::Result<()> {\n",
+                    "let _ = ", $call, ";\nOk(()) }\n```\n",
+                    "```compile_fail\nasync fn f(sale: &dlock_segment::Inventory) -> dlock_segment::Result<()> {\n",
+                    $call, ";\nOk(()) }\n```\n",
+                )]
+                struct $name;
+            )*
+        };
+    }
+
+    must_use! {
+        Deduction: "sale.deduct(1).send().await?"
+        Reservation: "sale.reserve(1).operation(\"o\").send().await?"
+        Confirmation: "sale.reservation(\"o\").confirm().await?"
+        HoldState: "sale.reservation(\"o\").cancel().await?"
+        Refund: "sale.refund(\"o\").send().await?"
+        Resolved: "sale.resolve(\"o\").await?"
+    }
 }

@@ -71,7 +71,7 @@ impl Request {
             Request::Extend => {
                 // The new end is later each time; what is asked again is still open.
                 sale.reservation(id).extend(HOUR).await.map(|hold| text(hold.state))
-            },
+            }
             Request::Refund => {
                 sale.refund(bought(id)).quantity(1).operation(id).send().await.map(text)
             }

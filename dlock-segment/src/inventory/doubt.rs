@@ -91,7 +91,10 @@ impl Doubts {
                 Err(Error::Unknown(_)) => None,
                 // This one was not applied, but an earlier one may have been.
                 Err(Error::Store(_)) if in_doubt => None,
-                Ok((snapshot, answer)) if in_doubt && creates && is_refusal(&answer) => {
+                // The doubt may be of another call under the same id, dropped meanwhile.
+                Ok((snapshot, answer))
+                    if creates && is_refusal(&answer) && (in_doubt || self.contains(id)) =>
+                {
                     Some((snapshot, answer))
                 }
                 known => return attempt.ends(known),

@@ -7,6 +7,7 @@ mod admission;
 #[path = "../common/mod.rs"]
 mod common;
 mod operations;
+mod outcomes;
 mod reservations;
 mod terms;
 
