@@ -14,7 +14,11 @@
 //! | `GET /stock`, `GET /events` | 200 the segments, once or live | |
 //!
 //! The id of the order is the operation id. A client that got no answer can repeat its
-//! request: the order is not placed twice.
+//! request: the order is not placed twice, and an order that was refunded stays refunded.
+//!
+//! With `SALE=name` and a `DLOCK_URL` the sale outlives this program: stop it with Ctrl-C
+//! or SIGTERM, start it again, and the sale goes on. Without it the sale is removed at the
+//! end.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -31,22 +35,28 @@ use futures_util::Stream;
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 
-/// How long a buyer has to pay.
-const PAYMENT_TIME: Duration = Duration::from_secs(2);
 /// The most units that a buyer can have.
 const PER_BUYER: u64 = 4;
 /// How often the page is updated.
 const UPDATE_INTERVAL: Duration = Duration::from_millis(200);
+/// How long requests may still take after the program was told to stop.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The value of an environment variable, or the default.
 fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
+/// How long a buyer has to pay.
+fn payment_time() -> Duration {
+    Duration::from_secs(setting("PAYMENT_SECONDS", 2))
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     let dlock = examples::connect().await?;
-    let name = format!("phone-{}", std::process::id());
+    let lasting = std::env::var("SALE").ok();
+    let name = lasting.clone().unwrap_or_else(|| format!("phone-{}", std::process::id()));
     let sale = Inventory::builder(&dlock, name.as_str())
         .stock(setting("STOCK", 2_000))
         .segments(16)
@@ -66,15 +76,31 @@ async fn main() -> Result<()> {
         .with_state(sale.clone());
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", setting("PORT", 3_000))).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    let stop = async {
-        let _ = tokio::signal::ctrl_c().await;
-    };
+    let server = axum::serve(listener, shop).with_graceful_shutdown(told_to_stop());
     tokio::select! {
-        served = axum::serve(listener, shop).into_future() => served?,
-        () = stop => {}
+        served = server.into_future() => served?,
+        // A page that is open never ends its request for updates.
+        () = async { told_to_stop().await; tokio::time::sleep(GRACE).await } => {}
     }
-    sale.remove().await?;
+    if lasting.is_none() {
+        sale.remove().await?;
+    }
     Ok(())
+}
+
+/// Waits for Ctrl-C or SIGTERM.
+async fn told_to_stop() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminate = signal(SignalKind::terminate()).expect("SIGTERM can be handled");
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = tokio::signal::ctrl_c().await;
 }
 
 #[derive(Deserialize)]
@@ -93,7 +119,7 @@ async fn reserve(
     Path(order): Path<String>,
     Query(Order { buyer, quantity }): Query<Order>,
 ) -> Response {
-    let request = sale.reserve(quantity).operation(order).buyer(buyer).expires_in(PAYMENT_TIME);
+    let request = sale.reserve(quantity).operation(order).buyer(buyer).expires_in(payment_time());
     match request.send().await {
         Ok(outcome) => reservation_response(outcome),
         Err(error) => error_response(&error),
@@ -238,7 +264,7 @@ async fn simulate_buyer(sale: Inventory, number: u64) {
     for order in 0_u64.. {
         let id = format!("crowd-{number}-{order}");
         let request = sale.reserve(1 + order % 3).operation(id.as_str()).buyer(id.as_str());
-        let reserved = request.expires_in(PAYMENT_TIME).send().await;
+        let reserved = request.expires_in(payment_time()).send().await;
         let (pause, pays) = {
             let mut random = rand::rng();
             (Duration::from_millis(random.random_range(10..60)), random.random_range(0..10) > 0)
@@ -253,9 +279,9 @@ async fn simulate_buyer(sale: Inventory, number: u64) {
             Ok(Reservation::Held(_)) => {} // not paid: the units come back when the time is over
             Err(error) => {
                 eprintln!("{id}: {error}");
-                tokio::time::sleep(PAYMENT_TIME).await;
+                tokio::time::sleep(payment_time()).await;
             }
-            Ok(_) => tokio::time::sleep(PAYMENT_TIME / 4).await,
+            Ok(_) => tokio::time::sleep(payment_time() / 4).await,
         }
     }
 }
