@@ -42,10 +42,17 @@ impl Answers {
         self.stands(id, hold.state);
     }
 
-    /// Writes the state of a reservation, if it is final.
+    pub(super) fn confirmed(&self, id: &str, receipt: &Receipt) {
+        self.write(id, "held", json!(receipt));
+        self.stands(id, HoldState::Confirmed);
+    }
+
+    /// Writes the state of a reservation, if it is final. What was refunded was confirmed.
     pub(super) fn stands(&self, id: &str, state: HoldState) {
-        if state != HoldState::Open {
-            self.write(id, "stands", json!(state));
+        match state {
+            HoldState::Open => {}
+            HoldState::Refunded => self.stands(id, HoldState::Confirmed),
+            state => self.write(id, "stands", json!(state)),
         }
     }
 

@@ -169,7 +169,9 @@ impl<'a> Attempt<'a> {
     async fn deduct(&self, quantity: u64) -> Deduction {
         let deduct = || self.sale.deduct(quantity).operation(&self.id).buyer(&self.buyer).send();
         let answer = until_known(&self.id, deduct).await;
-        if let Deduction::Taken(receipt) = &answer {
+        // A process that was killed makes its last attempts again, so the units may have
+        // been refunded before.
+        if let Deduction::Taken(receipt) | Deduction::Refunded(receipt) = &answer {
             assert_eq!(receipt.quantity, quantity);
             self.answers.taken(&self.id, receipt);
         }
@@ -178,7 +180,7 @@ impl<'a> Attempt<'a> {
 
     async fn buy(&self, quantity: u64) -> bool {
         match self.deduct(quantity).await {
-            Deduction::Taken(_) => true,
+            Deduction::Taken(_) | Deduction::Refunded(_) => true,
             Deduction::SoldOut { .. }
             | Deduction::NotEnough { .. }
             | Deduction::LimitReached
@@ -230,13 +232,15 @@ impl<'a> Attempt<'a> {
             let reserve = self.sale.reserve(quantity).operation(&self.id).buyer(&self.buyer);
             reserve.expires_in(RESERVATION_TIME).send()
         };
-        let hold = match until_known(&self.id, reserve).await {
-            Reservation::Held(hold) => hold,
-            // The first answer was lost, and the reservation expired before it was sent again.
-            Reservation::Expired(hold) => return self.answers.held(&self.id, &hold),
+        match until_known(&self.id, reserve).await {
+            Reservation::Held(hold) | Reservation::Expired(hold) | Reservation::Cancelled(hold) => {
+                self.answers.held(&self.id, &hold)
+            }
+            Reservation::Confirmed(receipt) | Reservation::Refunded(receipt) => {
+                self.answers.confirmed(&self.id, &receipt);
+            }
             _ => return,
-        };
-        self.answers.held(&self.id, &hold);
+        }
         let reservation = self.sale.reservation(&self.id);
         if self.random.random_ratio(1, 4) {
             let extend = || async { state_or(reservation.extend(2 * RESERVATION_TIME).await) };
@@ -252,7 +256,8 @@ impl<'a> Attempt<'a> {
         };
         assert_ne!(settled, HoldState::Open);
         self.answers.stands(&self.id, settled);
-        if settled == HoldState::Confirmed && self.random.random_ratio(1, 3) {
+        let is_sold = matches!(settled, HoldState::Confirmed | HoldState::Refunded);
+        if is_sold && self.random.random_ratio(1, 3) {
             self.refund(quantity).await;
         }
     }
@@ -261,6 +266,7 @@ impl<'a> Attempt<'a> {
         let confirm = || async { state_or(reservation.confirm().await) };
         match until_known(&self.id, confirm).await {
             Ok(Confirmation::Confirmed(_)) => HoldState::Confirmed,
+            Ok(Confirmation::Refunded(_)) => HoldState::Refunded,
             Ok(other) => panic!("{}: {other:?}", self.id),
             Err(state) => state,
         }
