@@ -10,6 +10,7 @@ mod doubt;
 mod manage;
 mod outcome;
 mod request;
+mod reservation;
 #[cfg(all(test, feature = "redis"))]
 mod tests_idle;
 
@@ -33,9 +34,8 @@ pub use self::manage::Health;
 pub use self::outcome::{
     Confirmation, Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
 };
-pub use self::request::{
-    DeductRequest, RefundRequest, ReservationHandle, ReserveRequest, RestockRequest,
-};
+pub use self::request::{DeductRequest, RefundRequest, ReserveRequest, RestockRequest};
+pub use self::reservation::ReservationHandle;
 use crate::error::{Error, Result};
 use crate::observe;
 use crate::store::{Answer, Change, Entry, Id, InventoryId, Request, Snapshot, Store, View};
