@@ -22,8 +22,10 @@ pub enum Error {
     /// nothing was changed.
     Conflict(String),
     /// The reservation is not open any more (expired, cancelled, ...), so it cannot be
-    /// confirmed or extended; nothing was changed. If the buyer has paid, give the money
-    /// back, or reserve again under a new id.
+    /// confirmed or extended; nothing was changed. If the buyer has paid for it, give the
+    /// money back, or reserve again under a new id. Only
+    /// [`extend`](crate::ReservationHandle::extend) says that it is `Confirmed` or
+    /// `Refunded`: its units were sold, and need no extension.
     NotHeld(HoldState),
     /// The store did not answer, so it is not known whether the request was applied. With
     /// an operation id, [`Inventory::resolve`](crate::Inventory::resolve) settles it, and
@@ -89,6 +91,9 @@ impl fmt::Display for Error {
             Error::Invalid(what) => write!(f, "invalid argument: {what}"),
             Error::NotFound(what) => write!(f, "not found: {what}"),
             Error::Conflict(what) => write!(f, "conflict: {what}"),
+            Error::NotHeld(state @ (HoldState::Confirmed | HoldState::Refunded)) => {
+                write!(f, "the reservation is already {state:?}, so it was not extended")
+            }
             Error::NotHeld(state) => write!(
                 f,
                 "the reservation is not open but {state:?}, so nothing was sold or extended; if it was paid for, give the money back or reserve again under a new id"

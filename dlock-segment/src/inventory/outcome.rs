@@ -131,7 +131,7 @@ macro_rules! outcomes {
 
 outcomes! {
     /// The answer to [`deduct`](crate::Inventory::deduct).
-    #[must_use = "only `Taken` means that the units are sold; every other answer sold nothing"]
+    #[must_use = "only `Taken` means that all units are sold; ship nothing otherwise"]
     Deduction {
         /// All units are sold, and none of them was refunded.
         Taken(Receipt),

@@ -148,6 +148,11 @@ async fn a_late_confirmation_is_an_error(place: Place) {
         assert_eq!(reservation.cancel().await.unwrap(), state);
     }
     assert_eq!(counts(&sale).await, (5, 0, 0), "nothing was sold");
+    held(sale.reserve(1).operation("sold").send().await.unwrap());
+    assert_eq!(state_of(sale.reservation("sold").confirm().await), HoldState::Confirmed);
+    let error = sale.reservation("sold").extend(short).await.unwrap_err();
+    assert!(matches!(error, Error::NotHeld(HoldState::Confirmed)), "{error:?}");
+    assert!(!error.to_string().contains("money"), "it is sold: {error}");
     clean_audit(&sale).await;
 }
 
