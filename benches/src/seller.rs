@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use dlock::{Config, Dlock, Key};
-use dlock_segment::{Deduction, HoldState, Inventory, Reservation, SegmentedLock};
+use dlock_segment::{Confirmation, Deduction, Inventory, Reservation, SegmentedLock};
 use serde::{Deserialize, Serialize};
 
 use crate::expiry_guard::ExpiryGuard;
@@ -116,7 +116,10 @@ impl Seller {
             Strategy::Inventory { inventory, .. } => {
                 if seller.config.spare_units(method) > 0 {
                     let spare = inventory.reserve(1).operation("spare").expires_in(RETENTION);
-                    spare.send().await?;
+                    match spare.send().await? {
+                        Reservation::Held(_) => {}
+                        other => bail!("the spare unit could not be reserved: {other:?}"),
+                    }
                 }
                 seller.inventory_keys(method)?
             }
@@ -258,13 +261,12 @@ impl Seller {
                     match reserving.send().await? {
                         Reservation::Held(_) => {
                             self.think().await;
-                            let state = inventory.reservation(&id).confirm().await?;
-                            if state != HoldState::Confirmed {
-                                bail!("a reservation is {state:?} instead of confirmed");
-                            }
-                            return Ok(units);
+                            return match inventory.reservation(&id).confirm().await? {
+                                Confirmation::Confirmed(_) => Ok(units),
+                                other => bail!("a reservation is {other:?} instead of confirmed"),
+                            };
                         }
-                        Reservation::SoldOut { .. } => false,
+                        Reservation::SoldOut { .. } | Reservation::NotEnough { .. } => false,
                         other => bail!("unexpected answer of the inventory: {other:?}"),
                     }
                 }
@@ -383,7 +385,7 @@ impl Seller {
 fn taken(deduction: Deduction) -> Result<bool> {
     match deduction {
         Deduction::Taken(_) => Ok(true),
-        Deduction::SoldOut { .. } => Ok(false),
+        Deduction::SoldOut { .. } | Deduction::NotEnough { .. } => Ok(false),
         other => bail!("unexpected answer of the inventory: {other:?}"),
     }
 }

@@ -4,7 +4,7 @@
 mod support;
 
 use dlock::{Dlock, State};
-use dlock_segment::{CreationId, Inventory};
+use dlock_segment::{CreationId, Deduction, Inventory, Reservation};
 use dlock_testkit::redis::RedisServer;
 use support::{dlock, json, on, output, printed, said, status};
 
@@ -108,8 +108,10 @@ async fn an_inventory_is_shown_and_audited() {
     let shop = client(&server).await;
     let sale = Inventory::builder(&shop, "phone").stock(100).segments(4).create().await;
     let sale = sale.expect("a sale");
-    sale.deduct(30).operation("a").send().await.expect("sold");
-    sale.reserve(10).operation("b").send().await.expect("reserved");
+    let sold = sale.deduct(30).operation("a").send().await;
+    assert!(matches!(sold, Ok(Deduction::Taken(_))), "{sold:?}");
+    let reserved = sale.reserve(10).operation("b").send().await;
+    assert!(matches!(reserved, Ok(Reservation::Held(_))), "{reserved:?}");
     let seen = json(&output(&mut on(&server.url()), &["inventory", "phone", "--json"]));
     let counts = (&seen[0]["available"], &seen[0]["reserved"], &seen[0]["sold"]);
     assert_eq!(counts, (&60.into(), &10.into(), &30.into()), "{seen:?}");

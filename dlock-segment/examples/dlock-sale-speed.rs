@@ -110,7 +110,7 @@ async fn bytes(dlock: &Dlock, server: &RedisServer, with_buyer: bool) -> f64 {
                 true => deduct.buyer(format!("buyer-{number:014}")),
                 false => deduct,
             };
-            deduct.send().await.expect("an answer");
+            let _ = deduct.send().await.expect("an answer");
         })
     });
     for task in tasks.collect::<Vec<_>>() {
@@ -185,7 +185,7 @@ async fn rate(sale: &Inventory, tasks: usize, time: Duration, carries: Carries) 
                             .operation(format!("order-{task}-{done}"))
                             .buyer(format!("buyer-{}", (task as u64 + done) % 10_000)),
                     };
-                    deduct.send().await.expect("an answer");
+                    let _ = deduct.send().await.expect("an answer");
                     done += 1;
                     if done.is_multiple_of(128) {
                         tokio::task::yield_now().await; // the embedded store never waits
@@ -214,7 +214,7 @@ async fn median(sale: &Inventory, tasks: usize, time: Duration) -> Duration {
             let mut times = Vec::new();
             while Instant::now() < until {
                 let began = Instant::now();
-                sale.deduct(1).send().await.expect("an answer");
+                let _ = sale.deduct(1).send().await.expect("an answer");
                 times.push(began.elapsed());
             }
             times

@@ -18,6 +18,8 @@ use crate::inventory::{Deduction, Reservation};
 /// | `Invalid`: a quantity or an id is out of bounds | 400 |
 /// | `NotFound` | 404 |
 /// | `Conflict` | 409 |
+/// | `NotHeld`: the reservation expired, or was cancelled | 410 |
+/// | `Lost`: the store came back without the inventory | 503 |
 /// | `Throttled` | 429 with `Retry-After` |
 /// | `Unknown`: send the same request again | 503 with `Retry-After: 1` |
 /// | `Store` | as the error of a lock: 503, or 500 for what a retry does not fix |
@@ -39,6 +41,14 @@ impl IntoResponse for Error {
             Error::Conflict(_) => {
                 tracing::debug!(target: "dlock::http", %error, status = 409, "refused");
                 text(StatusCode::CONFLICT, "conflict with an earlier request")
+            }
+            Error::NotHeld(_) => {
+                tracing::warn!(target: "dlock::http", %error, status = 410, "not held");
+                text(StatusCode::GONE, "the reservation is over")
+            }
+            Error::Lost(_) => {
+                tracing::error!(target: "dlock::http", %error, status = 503, "lost");
+                text(StatusCode::SERVICE_UNAVAILABLE, "unavailable")
             }
             Error::Throttled { retry_after } => {
                 later(StatusCode::TOO_MANY_REQUESTS, "too many requests", retry_after)

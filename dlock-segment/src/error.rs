@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::inventory::HoldState;
 use crate::store::Id;
 
 /// A result whose error is [`Error`].
@@ -23,6 +24,12 @@ pub enum Error {
     /// The name belongs to an inventory with other terms, or the id to another request;
     /// nothing was changed.
     Conflict(String),
+    /// The reservation is not open any more (expired, cancelled, ...), so it cannot be
+    /// confirmed or extended; nothing was changed. If the buyer has paid for it, give the
+    /// money back, or reserve again under a new id. Only
+    /// [`extend`](crate::ReservationHandle::extend) says that it is `Confirmed` or
+    /// `Refunded`: its units were sold, and need no extension.
+    NotHeld(HoldState),
     /// The store did not answer, so it is not known whether the request was applied. With
     /// an operation id, [`Inventory::resolve`](crate::Inventory::resolve) settles it, and
     /// so does the same call again.
@@ -66,7 +73,11 @@ impl Error {
         match self {
             Error::Unknown(_) | Error::Throttled { .. } => true,
             Error::Store(error) => error.kind().is_retryable(),
-            Error::Invalid(_) | Error::NotFound(_) | Error::Lost(_) | Error::Conflict(_) => false,
+            Error::Invalid(_)
+            | Error::NotFound(_)
+            | Error::Lost(_)
+            | Error::Conflict(_)
+            | Error::NotHeld(_) => false,
         }
     }
 
@@ -86,6 +97,13 @@ impl fmt::Display for Error {
             Error::NotFound(what) => write!(f, "not found: {what}"),
             Error::Lost(what) => write!(f, "lost: {what}"),
             Error::Conflict(what) => write!(f, "conflict: {what}"),
+            Error::NotHeld(state @ (HoldState::Confirmed | HoldState::Refunded)) => {
+                write!(f, "the reservation is already {state:?}, so it was not extended")
+            }
+            Error::NotHeld(state) => write!(
+                f,
+                "the reservation is not open but {state:?}, so nothing was sold or extended; if it was paid for, give the money back or reserve again under a new id"
+            ),
             Error::Unknown(Some(_)) => f.write_str(
                 "outcome unknown: the store did not answer; call resolve() with the operation id, or send the same request again",
             ),

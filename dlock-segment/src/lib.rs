@@ -6,6 +6,8 @@
 //!   goes below zero, each operation has its effect once, and many requests share few
 //!   round trips.
 
+#![doc(test(attr(deny(unused_must_use))))]
+
 mod attribute;
 #[cfg(feature = "axum")]
 mod axum;
@@ -20,9 +22,10 @@ pub mod store;
 pub use attribute::MayBeDry;
 pub use error::{Error, OperationId, Result};
 pub use inventory::{
-    Audit, CreationId, DeductRequest, Deduction, Disagreement, Health, Hold, HoldState, Inventory,
-    InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt, Refund, RefundRequest,
-    Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, Stock,
+    Audit, Confirmation, CreationId, DeductRequest, Deduction, Disagreement, Health, Hold,
+    HoldState, Inventory, InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt,
+    Refund, RefundRequest, Reservation, ReservationHandle, ReserveRequest, Resolved,
+    RestockRequest, SegmentAudit, Stock,
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments, Share};
 #[doc(hidden)]
@@ -44,4 +47,28 @@ pub mod __private {
 mod documents {
     #[doc = include_str!("../../docs/inventory.md")]
     struct Inventory;
+
+    /// Writes a test that this call compiles, and only if its answer is used.
+    macro_rules! must_use {
+        ($($name:ident: $call:literal)*) => {
+            $(
+                #[doc = concat!(
+                    "```\nasync fn f(sale: &dlock_segment::Inventory) -> dlock_segment::Result<()> {\n",
+                    "let _ = ", $call, ";\nOk(()) }\n```\n",
+                    "```compile_fail\nasync fn f(sale: &dlock_segment::Inventory) -> dlock_segment::Result<()> {\n",
+                    $call, ";\nOk(()) }\n```\n",
+                )]
+                struct $name;
+            )*
+        };
+    }
+
+    must_use! {
+        Deduction: "sale.deduct(1).send().await?"
+        Reservation: "sale.reserve(1).operation(\"o\").send().await?"
+        Confirmation: "sale.reservation(\"o\").confirm().await?"
+        HoldState: "sale.reservation(\"o\").cancel().await?"
+        Refund: "sale.refund(\"o\").send().await?"
+        Resolved: "sale.resolve(\"o\").await?"
+    }
 }

@@ -85,6 +85,7 @@ pub(crate) fn changed(key: &Key, change: &Change) {
 fn word(answer: &Answer) -> &'static str {
     match answer {
         Answer::Found(record) => match record.status {
+            Status::Taken | Status::Confirmed if record.refunded > 0 => "already_refunded",
             Status::Taken => "taken",
             Status::Reserved => "reserved",
             Status::Confirmed => "confirmed",
@@ -95,7 +96,8 @@ fn word(answer: &Answer) -> &'static str {
             Status::Tombstone => "refused",
         },
         Answer::Absent => "absent",
-        Answer::SoldOut => "sold_out",
+        Answer::SoldOut { available: 0 } => "sold_out",
+        Answer::SoldOut { .. } => "not_enough",
         Answer::LimitReached => "limit_reached",
         Answer::NotStarted => "not_started",
         Answer::Ended => "ended",
@@ -124,7 +126,7 @@ fn count(key: &Key, answered: &Result<(Snapshot, Answer)>, only_reads: bool) {
         Ok((_, answer)) => {
             let word = word(answer);
             if let Answer::Found(record) = answer
-                && !only_reads
+                && !(only_reads || record.status != Status::Refund && record.refunded > 0)
             {
                 counter!("dlock_inventory_units_total", "inventory" => inventory.clone(), "effect" => word)
                     .increment(record.quantity);

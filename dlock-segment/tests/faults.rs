@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use common::{Place, clean_audit, counts, eventually, taken};
+use common::{Place, clean_audit, counts, eventually, held, refunded, state_of, taken};
 use dlock::{Dlock, ErrorKind};
 use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation, Resolved};
 use dlock_testkit::proxy::{Once, Proxy, Way};
@@ -132,7 +132,7 @@ async fn row_08_cancel_races_expiry() {
         let (one, two) = (sale.reservation(&id), elsewhere.reservation(&id));
         let settle = async |number: u64| match number % 2 {
             0 => one.cancel().await,
-            _ => one.confirm().await,
+            _ => Ok(state_of(one.confirm().await)),
         };
         let (first, second) = tokio::join!(settle(number), two.cancel());
         let last = one.look().await.unwrap().state;
@@ -281,12 +281,12 @@ async fn the_documented_rights_suffice() {
     taken(sale.deduct(1).operation("o").buyer("u").send().await.unwrap());
     taken(sale.deduct(1).send().await.unwrap());
     let lasts = Duration::from_millis(1);
-    sale.reserve(1).operation("r").buyer("u").expires_in(lasts).send().await.unwrap();
-    sale.reserve(1).operation("s").send().await.unwrap();
-    sale.reservation("s").confirm().await.unwrap();
-    sale.refund("o").send().await.unwrap();
+    held(sale.reserve(1).operation("r").buyer("u").expires_in(lasts).send().await.unwrap());
+    held(sale.reserve(1).operation("s").send().await.unwrap());
+    assert_eq!(state_of(sale.reservation("s").confirm().await), HoldState::Confirmed);
+    refunded(sale.refund("o").send().await.unwrap());
     sale.resize(3).await.unwrap();
-    sale.refund("s").send().await.unwrap();
+    refunded(sale.refund("s").send().await.unwrap());
     tokio::time::sleep(Duration::from_millis(5)).await;
     assert_eq!(counts(&sale).await, (9, 0, 1));
     assert!(!sale.journal(0).await.unwrap().is_empty());
@@ -357,10 +357,10 @@ async fn row_10_reservations_end_without_memory() {
     let sale = place.sale(10, 4).await;
     for id in ["confirmed", "cancelled", "expired"] {
         let lasts = Duration::from_millis(if id == "expired" { 1 } else { 600_000 });
-        sale.reserve(1).operation(id).expires_in(lasts).send().await.unwrap();
+        held(sale.reserve(1).operation(id).expires_in(lasts).send().await.unwrap());
     }
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert_eq!(sale.reservation("confirmed").confirm().await.unwrap(), HoldState::Confirmed);
+    assert_eq!(state_of(sale.reservation("confirmed").confirm().await), HoldState::Confirmed);
     assert_eq!(sale.reservation("cancelled").cancel().await.unwrap(), HoldState::Cancelled);
     tokio::time::sleep(Duration::from_millis(5)).await;
     assert_eq!(counts(&sale).await, (9, 0, 1));
@@ -377,7 +377,7 @@ async fn an_unreadable_record_concerns_its_operation_alone() {
     let sale = place.sale(10, 2).await;
     taken(sale.deduct(1).operation("sold").send().await.unwrap());
     let lasts = Duration::from_millis(1);
-    sale.reserve(1).operation("held").expires_in(lasts).send().await.unwrap();
+    held(sale.reserve(1).operation("held").expires_in(lasts).send().await.unwrap());
     server.cli(&["HSET", &server.cli(&["KEYS", "*:io*"]), "sold", "future words"]);
     server.cli(&["HSET", &server.cli(&["KEYS", "*:ih"]), "held", "future words"]);
     tokio::time::sleep(Duration::from_millis(5)).await;

@@ -48,6 +48,37 @@ impl Operation {
         if sells.contains(&self.what) { self.quantity - self.refunded } else { 0 }
     }
 
+    /// The state of a reservation as a caller sees it.
+    fn state(&self) -> HoldState {
+        match self.what {
+            What::Reservation(HoldState::Confirmed) if self.refunded > 0 => HoldState::Refunded,
+            What::Reservation(state) => state,
+            _ => HoldState::Refused,
+        }
+    }
+
+    /// What the same request again, or a resolve, answers.
+    fn answer(&self) -> &'static str {
+        match self.what {
+            What::Deduction if self.refunded > 0 => "refunded",
+            What::Deduction => "taken",
+            What::Reservation(_) => word(self.state()),
+            What::Refund => "refund",
+            What::Restock => "restock",
+            What::Tombstone => "refused",
+        }
+    }
+
+    /// The receipt, with what is left by now.
+    fn receipt(&self) -> Option<Receipt> {
+        let mut receipt = self.receipt.clone()?;
+        receipt.left = match self.what {
+            What::Reservation(HoldState::Cancelled | HoldState::Expired) => 0,
+            _ => self.quantity - self.refunded,
+        };
+        Some(receipt)
+    }
+
     fn reserved(&self) -> u64 {
         if self.what == What::Reservation(HoldState::Open) { self.quantity } else { 0 }
     }
@@ -71,12 +102,14 @@ impl Model {
         theirs.map(|it| it.sold() + it.reserved()).sum()
     }
 
-    /// The refusal, if there is one: limit reached or sold out.
+    /// The refusal, if there is one.
     fn refusal(&self, quantity: u64, buyer: &str) -> &'static str {
         if self.has(buyer) + quantity > self.per_buyer {
             "limit"
-        } else if self.available() < quantity {
+        } else if self.available() == 0 {
             "sold out"
+        } else if self.available() < quantity {
+            "not enough"
         } else {
             ""
         }
@@ -151,8 +184,12 @@ impl Walk {
                 return agree("deduct", result.ok(), Some(Deduction::Refused));
             }
             Some(known) if known.quantity == quantity && known.whose.as_ref() == Some(&buyer) => {
-                let again = known.receipt.clone().map(Deduction::Taken);
-                return agree("deduct again", result.ok(), again);
+                let again = match result {
+                    Ok(Deduction::Taken(receipt)) => ("taken", Some(receipt)),
+                    Ok(Deduction::Refunded(receipt)) => ("refunded", Some(receipt)),
+                    other => return Err(format!("deduct again: {other:?}")),
+                };
+                return agree("deduct again", again, (known.answer(), known.receipt()));
             }
             Some(_) => return agree("deduct", is_conflict(&result), true),
             None => {}
@@ -161,6 +198,10 @@ impl Walk {
             ("limit", Ok(Deduction::LimitReached)) => Ok(()),
             ("sold out", Ok(Deduction::SoldOut { reserved, .. })) => {
                 agree("only reserved", reserved, self.model.reserved())
+            }
+            ("not enough", Ok(Deduction::NotEnough { available, reserved, .. })) => {
+                let is = (self.model.available(), self.model.reserved());
+                agree("what is left", (available, reserved), is)
             }
             ("", Ok(Deduction::Taken(receipt))) => {
                 self.keep(id, What::Deduction, quantity, Some(buyer), Some(receipt))
@@ -207,21 +248,30 @@ impl Walk {
             Some(Operation { what: What::Tombstone, .. }) => {
                 return agree("reserve", result.ok(), Some(Reservation::Refused));
             }
-            Some(Operation { what: What::Reservation(state), receipt, .. })
-                if receipt.as_ref().is_some_and(|it| it.quantity == quantity)
-                    && self.model.operations[&id].whose.as_ref() == Some(&buyer) =>
+            Some(known)
+                if matches!(known.what, What::Reservation(_))
+                    && known.quantity == quantity
+                    && known.whose.as_ref() == Some(&buyer) =>
             {
-                let Ok(Reservation::Held(hold)) = result else {
-                    return Err(format!("reserve again: {result:?}"));
+                let again = match result {
+                    Ok(Reservation::Held(hold)) => ("open", hold.receipt),
+                    Ok(Reservation::Confirmed(receipt)) => ("confirmed", receipt),
+                    Ok(Reservation::Refunded(receipt)) => ("refunded", receipt),
+                    Ok(Reservation::Expired(hold)) => ("expired", hold.receipt),
+                    Ok(Reservation::Cancelled(hold)) => ("cancelled", hold.receipt),
+                    other => return Err(format!("reserve again: {other:?}")),
                 };
-                return agree("reserve again", (hold.state, Some(hold.receipt)), (state, receipt));
+                let (answer, receipt) = again;
+                let should_be = (known.answer(), known.receipt());
+                return agree("reserve again", (answer, Some(receipt)), should_be);
             }
             Some(_) => return agree("reserve", is_conflict(&result), true),
             None => {}
         }
         match (self.model.refusal(quantity, &buyer), result) {
             ("limit", Ok(Reservation::LimitReached))
-            | ("sold out", Ok(Reservation::SoldOut { .. })) => Ok(()),
+            | ("sold out", Ok(Reservation::SoldOut { .. }))
+            | ("not enough", Ok(Reservation::NotEnough { .. })) => Ok(()),
             ("", Ok(Reservation::Held(hold))) => {
                 let state = if is_short {
                     tokio::time::sleep(Duration::from_millis(4)).await;
@@ -244,7 +294,7 @@ impl Walk {
         receipt: Option<Receipt>,
     ) -> Verdict {
         if let Some(receipt) = &receipt {
-            agree("the receipt's quantity", receipt.quantity, quantity)?;
+            agree("the receipt's units", (receipt.quantity, receipt.left), (quantity, quantity))?;
         }
         let operation = Operation { what, quantity, refunded: 0, whose, receipt };
         self.model.operations.insert(id, operation);
@@ -255,7 +305,10 @@ impl Walk {
         let id = self.id("r");
         let reservation = self.sale.reservation(&id);
         let result = match how {
-            HoldState::Confirmed => reservation.confirm().await,
+            HoldState::Confirmed => match reservation.confirm().await {
+                Err(error @ Error::NotFound(_)) => Err(error),
+                known => Ok(common::state_of(known)),
+            },
             _ => reservation.cancel().await,
         };
         match self.model.operations.get_mut(&id) {
@@ -271,7 +324,7 @@ impl Walk {
                     if *state == HoldState::Open {
                         *state = how;
                     }
-                    agree("settle", result.ok(), Some(*state))
+                    agree("settle", result.ok(), Some(known.state()))
                 }
                 _ => agree("settle", result.ok(), Some(HoldState::Refused)),
             },
@@ -333,13 +386,17 @@ impl Walk {
             return self.keep(id, What::Tombstone, 0, None, None);
         };
         let resolved = match result {
-            Resolved::Taken(receipt) => (What::Deduction, Some(receipt)),
-            Resolved::Reserved(hold) => (What::Reservation(hold.state), Some(hold.receipt)),
-            Resolved::Refunded(receipt) => (What::Refund, Some(receipt)),
-            Resolved::Restocked(receipt) => (What::Restock, Some(receipt)),
-            _ => (What::Tombstone, None),
+            Resolved::Taken(receipt) => ("taken", Some(receipt)),
+            Resolved::Held(hold) => ("open", Some(hold.receipt)),
+            Resolved::Confirmed(receipt) => ("confirmed", Some(receipt)),
+            Resolved::Refunded(receipt) => ("refunded", Some(receipt)),
+            Resolved::Expired(hold) => ("expired", Some(hold.receipt)),
+            Resolved::Cancelled(hold) => ("cancelled", Some(hold.receipt)),
+            Resolved::RefundDone(receipt) => ("refund", Some(receipt)),
+            Resolved::Restocked(receipt) => ("restock", Some(receipt)),
+            _ => ("refused", None),
         };
-        agree("resolve", resolved, (known.what, known.receipt.clone()))
+        agree("resolve", resolved, (known.answer(), known.receipt()))
     }
 
     async fn counts(&mut self) -> Verdict {
@@ -350,6 +407,17 @@ impl Walk {
         agree("the counts", is, (available, reserved, sold))?;
         let sum = available + reserved + sold;
         agree("I2", stock.initial + stock.restocked, sum)
+    }
+}
+
+fn word(state: HoldState) -> &'static str {
+    match state {
+        HoldState::Open => "open",
+        HoldState::Confirmed => "confirmed",
+        HoldState::Refunded => "refunded",
+        HoldState::Cancelled => "cancelled",
+        HoldState::Expired => "expired",
+        _ => "refused",
     }
 }
 

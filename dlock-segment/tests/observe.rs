@@ -9,9 +9,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{is_sold_out, taken};
+use common::{held, is_sold_out, refunded, state_of, taken};
 use dlock::{Key, key};
-use dlock_segment::{Error, Inventory, SegmentOutcome, SegmentedLock};
+use dlock_segment::{
+    Deduction, Error, HoldState, Inventory, Resolved, SegmentOutcome, SegmentedLock,
+};
 use dlock_testkit::redis::RedisServer;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
@@ -83,14 +85,18 @@ async fn metrics_and_traces() {
     let sale = sale.sold_out_for(Duration::from_secs(3_600));
     let order = || sale.deduct(4).operation("secret-order").buyer("secret-buyer").send();
     let receipt = taken(order().await.unwrap());
-    sale.resolve("secret-order").await.unwrap();
-    assert!(is_sold_out(&sale.deduct(7).send().await.unwrap()));
-    assert!(is_sold_out(&sale.deduct(7).send().await.unwrap()));
-    sale.reserve(5).operation("secret-hold").send().await.unwrap();
-    sale.reservation("secret-hold").confirm().await.unwrap();
-    sale.refund("secret-order").quantity(1).operation("secret-refund").send().await.unwrap();
+    assert!(matches!(sale.resolve("secret-order").await.unwrap(), Resolved::Taken(_)));
+    for _ in 0..2 {
+        let seven = sale.deduct(7).send().await.unwrap();
+        assert!(matches!(seven, Deduction::NotEnough { available: 6, .. }), "{seven:?}");
+    }
+    held(sale.reserve(5).operation("secret-hold").send().await.unwrap());
+    assert_eq!(state_of(sale.reservation("secret-hold").confirm().await), HoldState::Confirmed);
+    let refund = sale.refund("secret-order").quantity(1).operation("secret-refund");
+    refunded(refund.send().await.unwrap());
+    assert!(matches!(order().await.unwrap(), Deduction::Refunded(_)));
     sale.pause().await.unwrap();
-    sale.deduct(1).send().await.unwrap();
+    assert_eq!(sale.deduct(1).send().await.unwrap(), Deduction::Paused);
     let conflict = sale.deduct(5).operation("secret-order").buyer("secret-buyer").send().await;
     assert!(matches!(conflict, Err(Error::Conflict(_))));
     let throttled = sale.clone().rate_limit_per_process(1).unwrap();
@@ -99,7 +105,11 @@ async fn metrics_and_traces() {
     // A key can have its own string as its name.
     let nightly = Key::new("nightly").unwrap().named("nightly");
     let named = Inventory::builder(&dlock, nightly).stock(1).create().await.unwrap();
+    let named = named.sold_out_for(Duration::from_secs(3_600));
     taken(named.deduct(1).send().await.unwrap());
+    for _ in 0..2 {
+        assert!(is_sold_out(&named.deduct(1).send().await.unwrap()));
+    }
     let plain = Inventory::builder(&dlock, "phone").stock(1).create().await.unwrap();
     taken(plain.deduct(1).send().await.unwrap());
 
@@ -112,8 +122,11 @@ async fn metrics_and_traces() {
         ("dlock_acquired_total lock=hot", 3),
         ("dlock_inventory_answers_total inventory=sale:{email} answer=taken", 2),
         ("dlock_inventory_units_total inventory=sale:{email} effect=taken", 4),
-        ("dlock_inventory_answers_total inventory=sale:{email} answer=sold_out", 1),
-        ("dlock_inventory_answers_total inventory=sale:{email} answer=sold_out_cached", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=already_refunded", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=not_enough", 1),
+        ("dlock_inventory_answers_total inventory=sale:{email} answer=not_enough_cached", 1),
+        ("dlock_inventory_answers_total inventory=nightly answer=sold_out", 1),
+        ("dlock_inventory_answers_total inventory=nightly answer=sold_out_cached", 1),
         ("dlock_inventory_units_total inventory=sale:{email} effect=reserved", 5),
         ("dlock_inventory_units_total inventory=sale:{email} effect=confirmed", 5),
         ("dlock_inventory_units_total inventory=sale:{email} effect=refunded", 1),
@@ -133,7 +146,7 @@ async fn metrics_and_traces() {
         "DEBUG dlock::segment: dry key=\"stock:{email}\" segment=",
         "DEBUG dlock::segment: dry key=\"hot\" segment=",
         "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"taken\" available=6",
-        "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"sold_out_cached\"",
+        "DEBUG dlock::inventory: answered inventory=\"nightly\" answer=\"sold_out_cached\"",
         "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"throttled\"",
         " INFO dlock::inventory: changed inventory=\"sale:{email}\" change=Pause",
         " WARN dlock::inventory: unknown inventory=\"gone:{email}\" error=",

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use common::{Place, clean_audit, counts, eventually};
+use common::{Place, clean_audit, counts, eventually, refunded};
 use dlock::Dlock;
-use dlock_segment::{Effect, Entry, Error, Inventory, Resolved};
+use dlock_segment::{Effect, Entry, Error, HoldState, Inventory, Resolved};
 use dlock_testkit::proxy::{Once, Proxy};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -68,7 +68,10 @@ impl Request {
             Request::Reserve => sale.reserve(2).operation(id).buyer("u").send().await.map(text),
             Request::Confirm => sale.reservation(id).confirm().await.map(text),
             Request::Cancel | Request::CancelFirst => sale.reservation(id).cancel().await.map(text),
-            Request::Extend => sale.reservation(id).extend(HOUR).await.map(text),
+            Request::Extend => {
+                // The new end is later each time; what is asked again is still open.
+                sale.reservation(id).extend(HOUR).await.map(|hold| text(hold.state))
+            }
             Request::Refund => {
                 sale.refund(bought(id)).quantity(1).operation(id).send().await.map(text)
             }
@@ -251,8 +254,9 @@ async fn row_04_a_resize_or_rebalance_twice_is_as_good_as_once() {
     assert_eq!(it.proxy.done(), 4);
     // Earlier receipts stay valid.
     for number in 0..20 {
-        it.direct.refund(format!("d-{number}")).send().await.unwrap();
-        it.direct.reservation(format!("r-{number}")).cancel().await.unwrap();
+        refunded(it.direct.refund(format!("d-{number}")).send().await.unwrap());
+        let cancelled = it.direct.reservation(format!("r-{number}")).cancel().await.unwrap();
+        assert_eq!(cancelled, HoldState::Cancelled);
     }
     assert_eq!(counts(&it.direct).await, (STOCK, 0, 0));
     clean_audit(&it.direct).await;

@@ -109,8 +109,8 @@ impl Admission {
         if snapshot.changes > self.latest.load(Ordering::SeqCst) {
             self.latest.fetch_max(snapshot.changes, Ordering::SeqCst);
         }
-        if *answer == Answer::SoldOut && !age.is_zero() {
-            let said = SoldOut::of(snapshot);
+        if matches!(answer, Answer::SoldOut { .. }) && !age.is_zero() {
+            let said = SoldOut::of(snapshot.available, snapshot);
             let now = Instant::now();
             let lasts = said.next_expiry.map_or(age, |left| left.min(age)).min(AT_MOST);
             let available = snapshot.available;
@@ -138,6 +138,7 @@ mod tests {
     use super::*;
 
     const AGE: Duration = Duration::from_secs(60);
+    const SOLD_OUT: Answer = Answer::SoldOut { available: 0 };
 
     /// What an answer says: after this number of changes, this many units are left.
     fn snapshot(changes: u64, available: u64) -> Snapshot {
@@ -155,7 +156,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_older_sold_out_tells_nothing() {
         let stock_is_back = (snapshot(8, 5), Answer::Absent);
-        let sold_out = (snapshot(7, 0), Answer::SoldOut);
+        let sold_out = (snapshot(7, 0), SOLD_OUT);
         let in_order = learned(&[sold_out.clone(), stock_is_back.clone()]);
         assert!(in_order.sold_out(1).is_none(), "it falls when stock is seen");
         let crossed = learned(&[stock_is_back.clone(), sold_out.clone()]);
@@ -163,19 +164,18 @@ mod tests {
         // What came before both of them does not matter, and what comes after does.
         let crossed = learned(&[sold_out.clone(), stock_is_back.clone(), sold_out]);
         assert!(crossed.sold_out(1).is_none());
-        let again = learned(&[stock_is_back, (snapshot(9, 0), Answer::SoldOut)]);
+        let again = learned(&[stock_is_back, (snapshot(9, 0), SOLD_OUT)]);
         assert!(again.sold_out(1).is_some());
         // Two that nothing lies between tell the same.
-        let same =
-            learned(&[(snapshot(9, 0), Answer::LimitReached), (snapshot(9, 0), Answer::SoldOut)]);
+        let same = learned(&[(snapshot(9, 0), Answer::LimitReached), (snapshot(9, 0), SOLD_OUT)]);
         assert!(same.sold_out(1).is_some());
     }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_wants_less_than_there_is_still_asks() {
-        let admission = learned(&[(snapshot(7, 3), Answer::SoldOut)]);
+        let admission = learned(&[(snapshot(7, 3), Answer::SoldOut { available: 3 })]);
         assert!(admission.sold_out(3).is_none());
-        assert!(admission.sold_out(4).is_some());
+        assert_eq!(admission.sold_out(4).map(|said| said.available), Some(3));
         admission.update(&snapshot(8, 2), &Answer::Absent, AGE);
         assert!(admission.sold_out(4).is_some(), "less is no return of stock");
         admission.update(&snapshot(9, 4), &Answer::Absent, AGE);
@@ -184,21 +184,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_lasts_for_its_age_and_no_longer_than_the_next_reservation() {
-        let admission = learned(&[(snapshot(7, 0), Answer::SoldOut)]);
+        let admission = learned(&[(snapshot(7, 0), SOLD_OUT)]);
         tokio::time::advance(AGE - Duration::from_millis(1)).await;
         assert!(admission.sold_out(1).is_some());
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(admission.sold_out(1).is_none());
 
         let reserved = Snapshot { reserved: 2, next_expiry: 3_000, ..snapshot(8, 0) };
-        admission.update(&reserved, &Answer::SoldOut, AGE);
+        admission.update(&reserved, &SOLD_OUT, AGE);
         tokio::time::advance(Duration::from_millis(1_500)).await;
         let said = admission.sold_out(1).expect("reserved for now");
         assert_eq!((said.reserved, said.next_expiry), (2, Some(Duration::from_millis(500))));
         tokio::time::advance(Duration::from_millis(500)).await;
         assert!(admission.sold_out(1).is_none());
 
-        admission.update(&snapshot(9, 0), &Answer::SoldOut, Duration::ZERO);
+        admission.update(&snapshot(9, 0), &SOLD_OUT, Duration::ZERO);
         assert!(admission.sold_out(1).is_none(), "an age of zero: always requests");
     }
 }

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Waker};
 
 use dlock::extension::{BatchLimits, BatchQueue, ClientExtension, Full, Priority, Slot};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::store::{Answer, InventoryId, Request, Snapshot, Store};
@@ -48,6 +49,8 @@ struct ReplyState {
     answer: Option<Result<(Snapshot, Answer)>>,
     /// The future that waited for the answer was dropped.
     abandoned: bool,
+    /// It left the queue in a batch, so it may be applied.
+    sent: bool,
 }
 
 impl Combiner {
@@ -60,10 +63,7 @@ impl Combiner {
     }
 
     /// Sends a request in a batch with others.
-    pub(crate) fn send(
-        self: &Arc<Self>,
-        request: Request,
-    ) -> impl Future<Output = Result<(Snapshot, Answer)>> + use<> {
+    pub(crate) fn send(self: &Arc<Self>, request: Request) -> Sent {
         let reply = Arc::<Reply>::default();
         let weight = request.weight();
         match self.queue.push(Pending { request, reply: reply.clone() }, weight, Priority::Normal) {
@@ -149,6 +149,13 @@ fn driver_ended() -> Error {
     )
 }
 
+fn not_sent() -> Error {
+    Error::Store(
+        dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
+            .saying("the deadline passed before the request was sent, because the store answers too slowly; try again, or give it a longer .deadline(..)"),
+    )
+}
+
 fn overloaded() -> Error {
     let pending = LIMITS.pending;
     Error::Store(
@@ -166,7 +173,11 @@ struct Unanswered {
 
 impl Unanswered {
     fn new(batch: &mut Vec<Pending>) -> Self {
-        let wanted = batch.drain(..).filter(|pending| !pending.reply.0.lock().abandoned);
+        let wanted = batch.drain(..).filter(|pending| {
+            let mut state = pending.reply.0.lock();
+            state.sent = !state.abandoned;
+            state.sent
+        });
         let (requests, replies) = wanted.map(|Pending { request, reply }| (request, reply)).unzip();
         Unanswered { requests, replies }
     }
@@ -193,9 +204,21 @@ impl Reply {
 }
 
 /// The future of a request that was queued or sent.
-struct Sent {
+pub(crate) struct Sent {
     reply: Arc<Reply>,
     done: bool,
+}
+
+impl Sent {
+    /// Waits for the answer until the deadline.
+    pub(crate) async fn until(mut self, deadline: Instant) -> Result<(Snapshot, Answer)> {
+        if let Ok(answered) = tokio::time::timeout_at(deadline, &mut self).await {
+            return answered;
+        }
+        let mut state = self.reply.0.lock();
+        state.abandoned = true;
+        Err(if state.sent { Error::Unknown(None) } else { not_sent() })
+    }
 }
 
 impl Future for Sent {

@@ -7,9 +7,11 @@ mod builder;
 mod checks;
 mod combiner;
 mod creation_id;
+mod doubt;
 mod manage;
 mod outcome;
 mod request;
+mod reservation;
 #[cfg(all(test, feature = "redis"))]
 mod tests_idle;
 
@@ -21,20 +23,21 @@ use std::time::Duration;
 use dlock::{Dlock, IntoKey, Key};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use self::admission::{Admission, Limiters};
 pub use self::audit::{Audit, Disagreement, SegmentAudit};
 use self::backing::{Backing, on_driver, read_failed, refuse_after_shutdown, store};
 pub use self::builder::InventoryBuilder;
-use self::checks::{checked_own_id, unexpected};
+use self::checks::{checked_millis, checked_own_id, unexpected};
 pub use self::creation_id::CreationId;
+use self::doubt::Doubts;
 pub use self::manage::Health;
 pub use self::outcome::{
-    Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
+    Confirmation, Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
 };
-pub use self::request::{
-    DeductRequest, RefundRequest, ReservationHandle, ReserveRequest, RestockRequest,
-};
+pub use self::request::{DeductRequest, RefundRequest, ReserveRequest, RestockRequest};
+pub use self::reservation::ReservationHandle;
 use crate::error::{Error, Result};
 use crate::observe;
 use crate::store::{
@@ -84,6 +87,7 @@ pub(crate) struct Shared {
     inventory: InventoryId,
     backing: Backing,
     admission: Admission,
+    doubts: Doubts,
     open: Weak<OpenInventories>,
 }
 
@@ -199,6 +203,7 @@ impl Inventory {
                     inventory: inventory.clone(),
                     backing: Backing::new(dlock, &inventory)?,
                     admission: Admission::default(),
+                    doubts: Doubts::default(),
                     open: Arc::downgrade(&all),
                 });
                 open.insert((inventory.key.clone(), inventory.birth), Arc::downgrade(&shared));
@@ -283,7 +288,7 @@ impl Inventory {
     pub async fn resolve(&self, operation: impl AsRef<str>) -> Result<Resolved> {
         let id = checked_own_id("operation id", operation.as_ref())?;
         let request = Request::Resolve { operation: id.clone() };
-        match self.send(request, Some(&id)).await? {
+        match self.send(request, Some(&id), self.deadline(None)?).await? {
             (_, Answer::Found(record)) => Ok(Resolved::of(id.to_string(), record)),
             (_, other) => Err(unexpected(&other)),
         }
@@ -295,7 +300,7 @@ impl Inventory {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// sale.deduct(2).send().await?;
+    /// # let _ = sale.deduct(2).send().await?;
     /// let stock = sale.stock().await?;
     /// assert_eq!((stock.available, stock.sold), (3, 2));
     /// # Ok(()) }
@@ -355,7 +360,7 @@ impl Inventory {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// sale.deduct(2).operation("order-1").send().await?;
+    /// # let _ = sale.deduct(2).operation("order-1").send().await?;
     /// let audit = sale.audit().await?;
     /// assert!(audit.is_clean(), "{:?}", audit.disagreements);
     /// # Ok(()) }
@@ -386,7 +391,7 @@ impl Inventory {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # use dlock_segment::{Effect, Inventory};
     /// let sale = Inventory::builder(&dlock, "phone").stock(5).journal(1_000).create().await?;
-    /// sale.deduct(2).operation("order-1").send().await?;
+    /// # let _ = sale.deduct(2).operation("order-1").send().await?;
     /// let entries = sale.journal(0).await?;
     /// assert_eq!((entries[0].sequence, entries[0].effect), (1, Effect::Taken));
     /// assert!(sale.journal(1).await?.is_empty());
@@ -433,56 +438,49 @@ impl Inventory {
         on_driver(&self.dlock, self.shared.backing.store(&self.dlock)?, call).await
     }
 
+    /// When a call that begins now must have ended.
+    fn deadline(&self, duration: Option<Duration>) -> Result<Instant> {
+        let duration = match duration {
+            Some(duration) => Duration::from_millis(checked_millis("the deadline", duration)?),
+            // A lost answer is only noticed after one; then there is time to ask once more.
+            None => 2 * self.dlock.client_extension().call_timeout(),
+        };
+        Ok(Instant::now() + duration)
+    }
+
     /// Sends a request. If it has an id, it is sent again while its outcome is not known.
-    async fn send(&self, request: Request, id: Option<&Id>) -> Result<(Snapshot, Answer)> {
+    async fn send(
+        &self,
+        request: Request,
+        id: Option<&Id>,
+        deadline: Instant,
+    ) -> Result<(Snapshot, Answer)> {
         refuse_after_shutdown(&self.dlock)?;
         let only_reads = matches!(
             request,
             Request::Look { .. } | Request::Resolve { .. } | Request::Extend { .. }
         );
-        let answered = self.send_until_known(request, id).await;
+        let answered = match &self.shared.backing {
+            Backing::Memory(memory, home) => loop {
+                match memory.apply_one(&self.shared.inventory, home, &request) {
+                    Ok((_, Answer::Again)) => {}
+                    answered => {
+                        break answered.map(|(view, answer)| (Snapshot::from(&view), answer));
+                    }
+                }
+            },
+            Backing::Remote(_, combiner) => match id {
+                Some(id) => self.shared.doubts.settle(combiner, request, id, deadline).await,
+                None => combiner.send(request).until(deadline).await,
+            },
+        };
         if let Ok((snapshot, answer)) = &answered {
             self.shared.admission.update(snapshot, answer, self.sold_out_for);
         }
         observe::answered(&self.shared.inventory.key, &answered, only_reads);
         answered
     }
-
-    async fn send_until_known(
-        &self,
-        request: Request,
-        id: Option<&Id>,
-    ) -> Result<(Snapshot, Answer)> {
-        let combiner = match &self.shared.backing {
-            Backing::Memory(memory, home) => loop {
-                match memory.apply_one(&self.shared.inventory, home, &request)? {
-                    (_, Answer::Again) => {}
-                    (view, answer) => return Ok((Snapshot::from(&view), answer)),
-                }
-            },
-            Backing::Remote(_, combiner) => combiner,
-        };
-        let Some(id) = id else { return combiner.send(request).await };
-        let mut unknown_until = None;
-        loop {
-            match combiner.send(request.clone()).await {
-                Err(Error::Unknown(_)) => {}
-                // This one was not applied, but an earlier one may have been.
-                Err(Error::Store(_)) if unknown_until.is_some() => {}
-                known => return known,
-            }
-            let now = tokio::time::Instant::now();
-            let patience = self.dlock.client_extension().call_timeout() * 2;
-            if now >= *unknown_until.get_or_insert(now + patience) {
-                return Err(Error::Unknown(Some(crate::error::OperationId(id.clone()))));
-            }
-            tokio::time::sleep(RETRY_PAUSE).await;
-        }
-    }
 }
-
-/// The pause before a request whose outcome is not known is sent again.
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 impl fmt::Debug for Inventory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,19 +4,24 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::{Parts, Record, Snapshot, Status, View};
+use super::checks::unexpected;
+use crate::error::Result;
+use crate::store::{Answer, Parts, Record, Snapshot, Status, View};
 
 /// The proof of an effect: of a deduction, a reservation, a refund or a restock.
 ///
-/// It stays valid after a resize. The same operation gives the same receipt again.
+/// It stays valid after a resize. The same operation gives the same receipt again; only
+/// `left` falls when units are given back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Receipt {
     /// The operation id, if one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<String>,
-    /// The number of units.
+    /// The number of units that were asked for.
     pub quantity: u64,
+    /// The number of those units that were not given back (refunded, cancelled, expired).
+    pub left: u64,
     /// The segments that the units are from, with the number of units of each.
     pub parts: Parts,
     /// The epoch that the segment numbers belong to; a resize starts a new one.
@@ -27,37 +32,50 @@ pub struct Receipt {
 
 impl Receipt {
     pub(crate) fn of(operation: Option<String>, record: Record) -> Self {
+        let left = record.left();
         let Record { quantity, parts, epoch, at, .. } = record;
-        Receipt { operation, quantity, parts, epoch, at }
+        Receipt { operation, quantity, left, parts, epoch, at }
     }
 }
 
 /// What is known when not enough units are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SoldOut {
+    pub(crate) available: u64,
     pub(crate) reserved: u64,
     pub(crate) next_expiry: Option<Duration>,
 }
 
 impl SoldOut {
-    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+    pub(crate) fn of(available: u64, snapshot: &Snapshot) -> Self {
         let left = snapshot.next_expiry.saturating_sub(snapshot.now);
         let next_expiry = (snapshot.next_expiry != 0).then(|| Duration::from_millis(left));
-        SoldOut { reserved: snapshot.reserved, next_expiry }
+        SoldOut { available, reserved: snapshot.reserved, next_expiry }
     }
 }
 
 /// Writes the enum of the possible answers to a request for units.
 macro_rules! outcomes {
-    ($(#[$about:meta])* $name:ident { $(#[$done_about:meta])* $done:ident($what:ty) }) => {
+    ($(#[$about:meta])* $name:ident { $($done:tt)* }) => {
         $(#[$about])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum $name {
-            $(#[$done_about])*
-            $done($what),
-            /// Not enough units are left.
+            $($done)*
+            /// The operation was applied before, and some or all of its units were
+            /// refunded since: `receipt.left` are still sold. Nothing was taken again.
+            Refunded(Receipt),
+            /// No unit is left.
             SoldOut {
+                /// The number of units that are only reserved and may become available.
+                reserved: u64,
+                /// The time until the next reservation expires.
+                next_expiry: Option<Duration>,
+            },
+            /// Some units are left, but fewer than were asked for. Nothing was taken.
+            NotEnough {
+                /// The number of units that were left.
+                available: u64,
                 /// The number of units that are only reserved and may become available.
                 reserved: u64,
                 /// The time until the next reservation expires.
@@ -74,14 +92,38 @@ macro_rules! outcomes {
             Ended,
             /// The inventory is paused.
             Paused,
-            /// This operation id is refused for good: it was resolved as not applied, or
-            /// cancelled before the request came.
+            /// This operation id is refused for good: it was resolved as not applied,
+            /// cancelled before the request came, or refused after a lost answer.
             Refused,
         }
 
         impl $name {
-            pub(crate) fn sold_out(SoldOut { reserved, next_expiry }: SoldOut) -> Self {
-                $name::SoldOut { reserved, next_expiry }
+            pub(crate) fn sold_out(said: SoldOut) -> Self {
+                match said {
+                    SoldOut { available: 0, reserved, next_expiry } => {
+                        $name::SoldOut { reserved, next_expiry }
+                    }
+                    SoldOut { available, reserved, next_expiry } => {
+                        $name::NotEnough { available, reserved, next_expiry }
+                    }
+                }
+            }
+
+            /// The answer to a request that was refused, or the error.
+            pub(crate) fn refusal(snapshot: &Snapshot, answer: &Answer) -> Result<Self> {
+                Ok(match *answer {
+                    Answer::SoldOut { available } => {
+                        Self::sold_out(SoldOut::of(available, snapshot))
+                    }
+                    Answer::LimitReached => $name::LimitReached,
+                    Answer::NotStarted => {
+                        let left = snapshot.opens_at.saturating_sub(snapshot.now);
+                        $name::NotStarted { opens_in: Duration::from_millis(left) }
+                    }
+                    Answer::Ended => $name::Ended,
+                    Answer::Paused => $name::Paused,
+                    ref other => return Err(unexpected(other)),
+                })
             }
         }
     };
@@ -89,17 +131,50 @@ macro_rules! outcomes {
 
 outcomes! {
     /// The answer to [`deduct`](crate::Inventory::deduct).
+    #[must_use = "only `Taken` means that all units are sold; ship nothing otherwise"]
     Deduction {
-        /// The units are sold.
-        Taken(Receipt)
+        /// All units are sold, and none of them was refunded.
+        Taken(Receipt),
     }
 }
 
 outcomes! {
     /// The answer to [`reserve`](crate::Inventory::reserve).
+    #[must_use = "only `Held` means that the units are reserved; ask for no payment otherwise"]
     Reservation {
-        /// The units are reserved. A repeated request gets the current state.
-        Held(Hold)
+        /// The units are reserved until [`Hold::expires`]. The state is always `Open`.
+        Held(Hold),
+        /// This reservation was made before and is already confirmed: the units are sold.
+        Confirmed(Receipt),
+        /// This reservation was made before, and its time is over. The units are not
+        /// reserved any more; reserve again under a new id.
+        Expired(Hold),
+        /// This reservation was made before and was cancelled. The units are not reserved
+        /// any more; reserve again under a new id.
+        Cancelled(Hold),
+    }
+}
+
+impl Deduction {
+    pub(crate) fn of(operation: Option<String>, record: Record) -> Self {
+        match record.status {
+            Status::Tombstone => Deduction::Refused,
+            _ if record.refunded > 0 => Deduction::Refunded(Receipt::of(operation, record)),
+            _ => Deduction::Taken(Receipt::of(operation, record)),
+        }
+    }
+}
+
+impl Reservation {
+    pub(crate) fn of(id: String, record: Record) -> Self {
+        match HoldState::of(&record) {
+            Some(HoldState::Confirmed) => Reservation::Confirmed(Receipt::of(Some(id), record)),
+            Some(HoldState::Refunded) => Reservation::Refunded(Receipt::of(Some(id), record)),
+            Some(HoldState::Expired) => Reservation::Expired(Hold::of(id, record)),
+            Some(HoldState::Cancelled) => Reservation::Cancelled(Hold::of(id, record)),
+            Some(HoldState::Open) => Reservation::Held(Hold::of(id, record)),
+            Some(HoldState::Refused) | None => Reservation::Refused,
+        }
     }
 }
 
@@ -117,12 +192,7 @@ pub struct Hold {
 
 impl Hold {
     pub(crate) fn of(id: String, record: Record) -> Self {
-        let state = match record.status {
-            Status::Confirmed => HoldState::Confirmed,
-            Status::Cancelled => HoldState::Cancelled,
-            Status::Expired => HoldState::Expired,
-            _ => HoldState::Open,
-        };
+        let state = HoldState::of(&record).unwrap_or(HoldState::Refused);
         Hold { expires_at: record.expires, state, receipt: Receipt::of(Some(id), record) }
     }
 
@@ -136,11 +206,14 @@ impl Hold {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
+#[must_use = "the reservation may be in another state than the one that was asked for: one that was confirmed cannot be cancelled"]
 pub enum HoldState {
     /// The units are reserved.
     Open,
-    /// The units are sold.
+    /// The units are sold, and none of them was refunded.
     Confirmed,
+    /// The units were sold, and some or all of them were refunded since.
+    Refunded,
     /// The units were given back.
     Cancelled,
     /// The units were given back because the time was over.
@@ -149,9 +222,39 @@ pub enum HoldState {
     Refused,
 }
 
+impl HoldState {
+    /// The state of a reservation; `None` if the record is of another operation.
+    pub(crate) fn of(record: &Record) -> Option<Self> {
+        Some(match record.status {
+            Status::Reserved => HoldState::Open,
+            Status::Confirmed if record.refunded > 0 => HoldState::Refunded,
+            Status::Confirmed => HoldState::Confirmed,
+            Status::Cancelled => HoldState::Cancelled,
+            Status::Expired => HoldState::Expired,
+            Status::Tombstone => HoldState::Refused,
+            Status::Taken | Status::Refund | Status::Restock => return None,
+        })
+    }
+}
+
+/// The answer to [`confirm`](crate::ReservationHandle::confirm). A reservation that cannot
+/// be confirmed any more is not among them: it is the error
+/// [`NotHeld`](crate::Error::NotHeld).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "only `Confirmed` means that all units are sold; after `Refunded` do not ship them again"]
+pub enum Confirmation {
+    /// All units are sold. The same call again gets the same answer.
+    Confirmed(Receipt),
+    /// The reservation was confirmed before, and some or all of its units were refunded
+    /// since: `receipt.left` are still sold.
+    Refunded(Receipt),
+}
+
 /// The answer to [`refund`](crate::Inventory::refund).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[must_use = "only `Refunded` means that units were given back; pay no money back otherwise"]
 pub enum Refund {
     /// The units are available again.
     Refunded(Receipt),
@@ -167,13 +270,23 @@ pub enum Refund {
 /// What became of an operation: [`resolve`](crate::Inventory::resolve).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[must_use = "it says whether the operation was applied; only then do its units exist"]
 pub enum Resolved {
-    /// The deduction was applied.
+    /// The deduction was applied: all units are sold, and none of them was refunded.
     Taken(Receipt),
-    /// The reservation was applied; the value has its state.
-    Reserved(Hold),
-    /// The refund was applied.
+    /// The units are reserved until [`Hold::expires`].
+    Held(Hold),
+    /// The reservation was confirmed: all units are sold, and none of them was refunded.
+    Confirmed(Receipt),
+    /// The deduction or the confirmed reservation was applied, and some or all of its units
+    /// were refunded since: `receipt.left` are still sold.
     Refunded(Receipt),
+    /// The time of the reservation is over: its units were given back.
+    Expired(Hold),
+    /// The reservation was cancelled: its units were given back.
+    Cancelled(Hold),
+    /// The id is that of a refund, and the refund was applied.
+    RefundDone(Receipt),
     /// The restock was applied.
     Restocked(Receipt),
     /// The operation was not applied, and will not be within the retention.
@@ -183,13 +296,17 @@ pub enum Resolved {
 impl Resolved {
     pub(crate) fn of(id: String, record: Record) -> Self {
         match record.status {
+            Status::Taken | Status::Confirmed if record.refunded > 0 => {
+                Resolved::Refunded(Receipt::of(Some(id), record))
+            }
             Status::Taken => Resolved::Taken(Receipt::of(Some(id), record)),
-            Status::Refund => Resolved::Refunded(Receipt::of(Some(id), record)),
+            Status::Confirmed => Resolved::Confirmed(Receipt::of(Some(id), record)),
+            Status::Reserved => Resolved::Held(Hold::of(id, record)),
+            Status::Expired => Resolved::Expired(Hold::of(id, record)),
+            Status::Cancelled => Resolved::Cancelled(Hold::of(id, record)),
+            Status::Refund => Resolved::RefundDone(Receipt::of(Some(id), record)),
             Status::Restock => Resolved::Restocked(Receipt::of(Some(id), record)),
             Status::Tombstone => Resolved::NotApplied,
-            Status::Reserved | Status::Confirmed | Status::Cancelled | Status::Expired => {
-                Resolved::Reserved(Hold::of(id, record))
-            }
         }
     }
 }

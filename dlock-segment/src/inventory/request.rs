@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::checks::{WHOLE_REFUND, checked_id, checked_millis, checked_quantity, unexpected};
 use super::outcome::SoldOut;
-use super::{Deduction, Hold, HoldState, Inventory, Receipt, Refund, Reservation};
+use super::{Deduction, Inventory, Receipt, Refund, Reservation};
 use crate::error::{Error, Result};
 use crate::observe;
-use crate::store::{Answer, Id, Record, Request, Snapshot, Status};
+use crate::store::{Answer, Id, Record, Request, Status};
 
 /// How long a reservation lasts by default.
 const RESERVED_FOR: Duration = Duration::from_secs(15 * 60);
@@ -20,6 +20,7 @@ struct UnitRequest<'a> {
     operation: Option<String>,
     buyer: Option<String>,
     first_try: bool,
+    deadline: Option<Duration>,
 }
 
 impl UnitRequest<'_> {
@@ -41,7 +42,10 @@ impl UnitRequest<'_> {
         admission.admit().inspect_err(|_| observe::answered_locally(key, "throttled"))?;
         let may_know = self.operation.is_none() || self.first_try;
         let sold_out = may_know.then(|| admission.sold_out(self.quantity)).flatten();
-        Ok(sold_out.inspect(|_| observe::answered_locally(key, "sold_out_cached")))
+        Ok(sold_out.inspect(|said| {
+            let word = if said.available == 0 { "sold_out_cached" } else { "not_enough_cached" };
+            observe::answered_locally(key, word);
+        }))
     }
 }
 
@@ -68,6 +72,14 @@ macro_rules! unit_request_options {
             self.units.first_try = true;
             self
         }
+
+        /// Bounds the whole call, with everything that is sent again; twice the client's
+        /// `call_timeout` by default. When it passes, the error is `Unknown`, or `Store`
+        /// (`Unavailable`) if nothing was sent.
+        pub fn deadline(mut self, duration: Duration) -> Self {
+            self.units.deadline = Some(duration);
+            self
+        }
     };
 }
 
@@ -87,6 +99,7 @@ impl<'a> DeductRequest<'a> {
                 operation: None,
                 buyer: None,
                 first_try: false,
+                deadline: None,
             },
         }
     }
@@ -122,22 +135,12 @@ impl<'a> DeductRequest<'a> {
             return Ok(Deduction::sold_out(sold_out));
         }
         let request = Request::Deduct { quantity, operation: operation.clone(), buyer };
-        let (snapshot, answer) = inventory.send(request, operation.as_ref()).await?;
-        Ok(match answer {
-            Answer::Found(Record { status: Status::Tombstone, .. }) => Deduction::Refused,
-            Answer::Found(record) => Deduction::Taken(Receipt::of(self.units.operation, record)),
-            Answer::SoldOut => Deduction::sold_out(SoldOut::of(&snapshot)),
-            Answer::LimitReached => Deduction::LimitReached,
-            Answer::NotStarted => Deduction::NotStarted { opens_in: opens_in(&snapshot) },
-            Answer::Ended => Deduction::Ended,
-            Answer::Paused => Deduction::Paused,
-            other => return Err(unexpected(&other)),
-        })
+        let deadline = inventory.deadline(self.units.deadline)?;
+        match inventory.send(request, operation.as_ref(), deadline).await? {
+            (_, Answer::Found(record)) => Ok(Deduction::of(self.units.operation, record)),
+            (snapshot, refused) => Deduction::refusal(&snapshot, &refused),
+        }
     }
-}
-
-fn opens_in(snapshot: &Snapshot) -> Duration {
-    Duration::from_millis(snapshot.opens_at.saturating_sub(snapshot.now))
 }
 
 /// A request that reserves units: [`Inventory::reserve`].
@@ -150,8 +153,7 @@ pub struct ReserveRequest<'a> {
 
 impl<'a> ReserveRequest<'a> {
     pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
-        let units =
-            UnitRequest { inventory, quantity, operation: None, buyer: None, first_try: false };
+        let DeductRequest { units } = DeductRequest::new(inventory, quantity);
         ReserveRequest { units, expires_in: RESERVED_FOR }
     }
 
@@ -195,163 +197,12 @@ impl<'a> ReserveRequest<'a> {
         }
         let id = operation.clone();
         let request = Request::Reserve { quantity, operation, buyer, expires_in };
-        let (snapshot, answer) = inventory.send(request, Some(&id)).await?;
-        Ok(match answer {
-            Answer::Found(Record { status: Status::Tombstone, .. }) => Reservation::Refused,
-            Answer::Found(record) => Reservation::Held(Hold::of(id.to_string(), record)),
-            Answer::SoldOut => Reservation::sold_out(SoldOut::of(&snapshot)),
-            Answer::LimitReached => Reservation::LimitReached,
-            Answer::NotStarted => Reservation::NotStarted { opens_in: opens_in(&snapshot) },
-            Answer::Ended => Reservation::Ended,
-            Answer::Paused => Reservation::Paused,
-            other => return Err(unexpected(&other)),
-        })
-    }
-}
-
-/// The reservation of an operation: [`Inventory::reservation`].
-///
-/// Every call returns the state of the reservation after it. Confirming a reservation
-/// that expired returns [`HoldState::Expired`], and the same call twice returns the same
-/// state twice.
-#[derive(Clone, Debug)]
-#[must_use = "it does nothing until one of its calls is awaited"]
-pub struct ReservationHandle<'a> {
-    inventory: &'a Inventory,
-    operation: String,
-}
-
-impl<'a> ReservationHandle<'a> {
-    pub(super) fn new(inventory: &'a Inventory, operation: &str) -> Self {
-        ReservationHandle { inventory, operation: operation.to_owned() }
-    }
-
-    /// Sells the reserved units.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
-    /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// # use dlock_segment::HoldState;
-    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// # sale.reserve(2).operation("order-1").send().await?;
-    /// assert_eq!(sale.reservation("order-1").confirm().await?, HoldState::Confirmed);
-    /// assert_eq!(sale.stock().await?.sold, 2);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// `NotFound` if there is no such operation or the inventory was removed. `Conflict` if
-    /// the operation is not a reservation. `Invalid` if the id is empty or too long. `Store`
-    /// if the store cannot be used. `Unknown` if the store did not answer; call it again.
-    ///
-    /// # Cancel safety
-    /// It may have happened when it is dropped; call it again.
-    pub async fn confirm(&self) -> Result<HoldState> {
-        self.settle(|operation| Request::Confirm { operation }).await
-    }
-
-    /// Gives the reserved units back. If the reservation has not arrived yet, it will be
-    /// refused.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
-    /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// # use dlock_segment::HoldState;
-    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// # sale.reserve(2).operation("order-1").send().await?;
-    /// assert_eq!(sale.reservation("order-1").cancel().await?, HoldState::Cancelled);
-    /// assert_eq!(sale.stock().await?.available, 5);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`confirm`](Self::confirm), but an unknown operation is not an error.
-    ///
-    /// # Cancel safety
-    /// It may have happened when it is dropped; call it again.
-    pub async fn cancel(&self) -> Result<HoldState> {
-        self.settle(|operation| Request::Cancel { operation }).await
-    }
-
-    /// Makes the reservation last for `duration` from now, unless it already lasts longer.
-    /// The new end is fixed before it is sent, so a repeated call does not add up.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
-    /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// # use dlock_segment::HoldState;
-    /// # use std::time::Duration;
-    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// # sale.reserve(2).operation("order-1").send().await?;
-    /// let state = sale.reservation("order-1").extend(Duration::from_secs(3_600)).await?;
-    /// assert_eq!(state, HoldState::Open);
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`confirm`](Self::confirm), and `Invalid` if the duration is shorter than a
-    /// millisecond or longer than ten years.
-    ///
-    /// # Cancel safety
-    /// It may have happened when it is dropped; call it again.
-    pub async fn extend(&self, duration: Duration) -> Result<HoldState> {
-        let lasts = checked_millis("the time of a reservation", duration)?;
-        let id = checked_id("operation id", &self.operation)?;
-        let (snapshot, _) =
-            self.inventory.send(Request::Look { operation: id.clone() }, Some(&id)).await?;
-        let until = snapshot.now + lasts;
-        self.settle(|operation| Request::Extend { operation, until }).await
-    }
-
-    /// Reads the reservation.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
-    /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// # use dlock_segment::HoldState;
-    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// # sale.reserve(2).operation("order-1").send().await?;
-    /// let hold = sale.reservation("order-1").look().await?;
-    /// assert_eq!((hold.receipt.quantity, hold.state), (2, HoldState::Open));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`confirm`](Self::confirm).
-    ///
-    /// # Cancel safety
-    /// It only reads, so it can be dropped at any time.
-    pub async fn look(&self) -> Result<Hold> {
-        let id = checked_id("operation id", &self.operation)?;
-        match self.inventory.send(Request::Look { operation: id.clone() }, Some(&id)).await? {
-            (_, Answer::Found(record)) if state_of(&record).is_some() => {
-                Ok(Hold::of(id.to_string(), record))
-            }
-            (_, Answer::Found(_)) => Err(unexpected(&Answer::Conflict)),
-            (_, other) => Err(unexpected(&other)),
+        let deadline = inventory.deadline(self.units.deadline)?;
+        match inventory.send(request, Some(&id), deadline).await? {
+            (_, Answer::Found(record)) => Ok(Reservation::of(id.to_string(), record)),
+            (snapshot, refused) => Reservation::refusal(&snapshot, &refused),
         }
     }
-
-    async fn settle(&self, request: impl FnOnce(Id) -> Request) -> Result<HoldState> {
-        let id = checked_id("operation id", &self.operation)?;
-        match self.inventory.send(request(id.clone()), Some(&id)).await? {
-            (_, Answer::Found(record)) => {
-                state_of(&record).ok_or_else(|| unexpected(&Answer::Conflict))
-            }
-            (_, other) => Err(unexpected(&other)),
-        }
-    }
-}
-
-fn state_of(record: &Record) -> Option<HoldState> {
-    Some(match record.status {
-        Status::Reserved => HoldState::Open,
-        Status::Confirmed => HoldState::Confirmed,
-        Status::Cancelled => HoldState::Cancelled,
-        Status::Expired => HoldState::Expired,
-        Status::Tombstone => HoldState::Refused,
-        Status::Taken | Status::Refund | Status::Restock => return None,
-    })
 }
 
 /// A request that gives units back: [`Inventory::refund`].
@@ -362,11 +213,13 @@ pub struct RefundRequest<'a> {
     of: String,
     quantity: Option<u64>,
     operation: Option<String>,
+    deadline: Option<Duration>,
 }
 
 impl<'a> RefundRequest<'a> {
     pub(super) fn new(inventory: &'a Inventory, of: &str) -> Self {
-        RefundRequest { inventory, of: of.to_owned(), quantity: None, operation: None }
+        let of = of.to_owned();
+        RefundRequest { inventory, of, quantity: None, operation: None, deadline: None }
     }
 
     /// Sets how many units are given back; by default all that are left.
@@ -382,6 +235,13 @@ impl<'a> RefundRequest<'a> {
         self
     }
 
+    /// Bounds the whole call, with everything that is sent again; twice the client's
+    /// `call_timeout` by default.
+    pub fn deadline(mut self, duration: Duration) -> Self {
+        self.deadline = Some(duration);
+        self
+    }
+
     /// Gives the units back.
     ///
     /// ```
@@ -389,7 +249,7 @@ impl<'a> RefundRequest<'a> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// # use dlock_segment::Refund;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// sale.deduct(3).operation("order-1").send().await?;
+    /// # let _ = sale.deduct(3).operation("order-1").send().await?;
     /// let refund = sale.refund("order-1").quantity(1).operation("refund-1").send().await?;
     /// assert!(matches!(refund, Refund::Refunded(_)));
     /// assert_eq!(sale.stock().await?.sold, 2);
@@ -425,7 +285,8 @@ impl<'a> RefundRequest<'a> {
             ));
         }
         let request = Request::Refund { of, quantity, operation: id.clone() };
-        match self.inventory.send(request, Some(&id)).await? {
+        let deadline = self.inventory.deadline(self.deadline)?;
+        match self.inventory.send(request, Some(&id), deadline).await? {
             (_, Answer::Found(Record { status: Status::Tombstone, .. })) => Ok(Refund::Refused),
             (_, Answer::Found(record)) => Ok(Refund::Refunded(Receipt::of(self.operation, record))),
             (_, Answer::TooMuch { left }) => Ok(Refund::TooMuch { left }),
@@ -441,16 +302,24 @@ pub struct RestockRequest<'a> {
     inventory: &'a Inventory,
     quantity: u64,
     operation: Option<String>,
+    deadline: Option<Duration>,
 }
 
 impl<'a> RestockRequest<'a> {
     pub(super) fn new(inventory: &'a Inventory, quantity: u64) -> Self {
-        RestockRequest { inventory, quantity, operation: None }
+        RestockRequest { inventory, quantity, operation: None, deadline: None }
     }
 
     /// Sets the operation id, under which the restock happens once.
     pub fn operation(mut self, id: impl Into<String>) -> Self {
         self.operation = Some(id.into());
+        self
+    }
+
+    /// Bounds the whole call, with everything that is sent again; twice the client's
+    /// `call_timeout` by default.
+    pub fn deadline(mut self, duration: Duration) -> Self {
+        self.deadline = Some(duration);
         self
     }
 
@@ -481,7 +350,8 @@ impl<'a> RestockRequest<'a> {
             None => None,
         };
         let request = Request::Restock { quantity, operation: id.clone() };
-        match self.inventory.send(request, id.as_ref()).await? {
+        let deadline = self.inventory.deadline(self.deadline)?;
+        match self.inventory.send(request, id.as_ref(), deadline).await? {
             (_, Answer::Found(Record { status: Status::Tombstone, .. })) => Err(Error::Conflict(
                 "this restock was resolved as not applied; use a new operation id".into(),
             )),

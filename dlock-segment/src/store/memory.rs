@@ -121,7 +121,8 @@ impl Memory {
         let Request::Deduct { quantity, .. } = request else { return Ok(None) };
         let before = self.with(inventory, |home, now| home.view(now))?;
         if before.available < *quantity {
-            return Ok(Some((before, Answer::SoldOut)));
+            let available = before.available;
+            return Ok(Some((before, Answer::SoldOut { available })));
         }
         std::thread::yield_now();
         self.with(inventory, |home, now| {

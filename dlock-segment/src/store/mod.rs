@@ -233,7 +233,10 @@ pub enum Answer {
     Found(Record),
     /// There is no operation with this id.
     Absent,
-    SoldOut,
+    /// Fewer units are available than were asked for: this many.
+    SoldOut {
+        available: u64,
+    },
     LimitReached,
     NotStarted,
     Ended,
@@ -309,6 +312,14 @@ impl Record {
         match self.status {
             Status::Taken | Status::Confirmed => self.quantity - self.refunded,
             _ => 0,
+        }
+    }
+
+    /// The units that its effect still counts for: none once it was given back.
+    pub(crate) fn left(&self) -> u64 {
+        match self.status {
+            Status::Cancelled | Status::Expired | Status::Tombstone => 0,
+            _ => self.quantity - self.refunded,
         }
     }
 

@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use dlock::Dlock;
-use dlock_segment::{Audit, Deduction, Inventory, Receipt, Stock};
+use dlock_segment::{
+    Audit, Confirmation, Deduction, Error, Hold, HoldState, Inventory, Receipt, Refund,
+    Reservation, Stock,
+};
 use dlock_testkit::redis::RedisServer;
 
 /// A client, and the server that must live as long as it.
@@ -72,6 +75,31 @@ pub(crate) fn taken(deduction: Deduction) -> Receipt {
     match deduction {
         Deduction::Taken(receipt) => receipt,
         other => panic!("not taken: {other:?}"),
+    }
+}
+
+pub(crate) fn held(reservation: Reservation) -> Hold {
+    match reservation {
+        Reservation::Held(hold) => hold,
+        other => panic!("not held: {other:?}"),
+    }
+}
+
+pub(crate) fn refunded(refund: Refund) -> Receipt {
+    match refund {
+        Refund::Refunded(receipt) => receipt,
+        other => panic!("not refunded: {other:?}"),
+    }
+}
+
+/// The state of a reservation after a confirmation, whether it succeeded or not.
+pub(crate) fn state_of(confirmed: Result<Confirmation, Error>) -> HoldState {
+    match confirmed {
+        Ok(Confirmation::Confirmed(_)) => HoldState::Confirmed,
+        Ok(Confirmation::Refunded(_)) => HoldState::Refunded,
+        Ok(other) => panic!("{other:?}"),
+        Err(Error::NotHeld(state)) => state,
+        Err(error) => panic!("{error}"),
     }
 }
 

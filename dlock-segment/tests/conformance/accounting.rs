@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_segment::{Effect, Error, HoldState, Inventory, Receipt, Refund};
+use dlock_segment::{Effect, Error, HoldState, Inventory, Receipt, Refund, Resolved};
 
 use super::common::{self, Place, clean_audit, counts, taken};
-use super::{held, refunded};
+use super::{held, refunded, state_of};
 use crate::on_both_stores;
 
 on_both_stores!(
@@ -40,7 +40,7 @@ async fn refunds(place: Place) {
     assert!(matches!(sale.refund("missing").send().await, Err(Error::NotFound(_))));
     held(sale.reserve(1).operation("r").send().await.unwrap());
     assert!(matches!(sale.refund("r").send().await, Err(Error::Conflict(_))));
-    sale.reservation("r").confirm().await.unwrap();
+    assert_eq!(state_of(sale.reservation("r").confirm().await), HoldState::Confirmed);
     refunded(sale.refund("r").send().await.unwrap());
     assert_eq!(counts(&sale).await, (10, 0, 0));
     clean_audit(&sale).await;
@@ -75,7 +75,7 @@ async fn resize_keeps_receipts(place: Place) {
         }
         let number = round * 2;
         assert_eq!(
-            sale.reservation(format!("r-{number}")).confirm().await.unwrap(),
+            state_of(sale.reservation(format!("r-{number}")).confirm().await),
             HoldState::Confirmed
         );
         assert_eq!(
@@ -188,10 +188,10 @@ async fn journal(place: Place) {
     taken(sale.deduct(2).operation("o").buyer("u").send().await.unwrap());
     taken(sale.deduct(2).operation("o").buyer("u").send().await.unwrap());
     held(sale.reserve(1).operation("r").send().await.unwrap());
-    sale.reservation("r").confirm().await.unwrap();
+    assert_eq!(state_of(sale.reservation("r").confirm().await), HoldState::Confirmed);
     refunded(sale.refund("o").quantity(1).operation("f").send().await.unwrap());
     sale.restock(5).send().await.unwrap();
-    sale.resolve("lost").await.unwrap();
+    assert_eq!(sale.resolve("lost").await.unwrap(), Resolved::NotApplied);
     sale.resize(3).await.unwrap();
     taken(sale.deduct(1).send().await.unwrap());
     let entries = sale.journal(0).await.unwrap();

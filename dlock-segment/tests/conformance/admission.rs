@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dlock_segment::{Error, Inventory};
+use dlock_segment::{Error, HoldState, Inventory};
 
 use super::common::{self, Place, counts, eventually, is_sold_out, taken};
 use super::{held, refunded};
@@ -74,14 +74,14 @@ async fn the_flag_falls_however_units_return(place: Place) {
     assert!(is_sold_out(&sale.deduct(1).send().await.unwrap()));
     eventually("it expires", async || sale.stock().await.unwrap().available == 1).await;
     buys_again("an expiry").await;
-    sale.refund("bought").quantity(1).operation("refund").send().await.unwrap();
+    refunded(sale.refund("bought").quantity(1).operation("refund").send().await.unwrap());
     buys_again("a refund").await;
     sale.restock(1).send().await.unwrap();
     buys_again("a restock").await;
     sale.restock(1).send().await.unwrap();
     held(sale.reserve(1).operation("held").send().await.unwrap());
     assert!(is_sold_out(&sale.deduct(1).send().await.unwrap()));
-    sale.reservation("held").cancel().await.unwrap();
+    assert_eq!(sale.reservation("held").cancel().await.unwrap(), HoldState::Cancelled);
     buys_again("a cancellation").await;
     assert_eq!(counts(&sale).await, (0, 0, 5));
 }

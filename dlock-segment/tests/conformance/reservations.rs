@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation};
 
 use super::common::{self, Place, clean_audit, counts, eventually, is_sold_out, taken};
-use super::held;
+use super::{held, state_of};
 use crate::on_both_stores;
 
 on_both_stores!(
@@ -26,14 +26,14 @@ async fn reservations(place: Place) {
     assert_eq!(held(reserve().await.unwrap()), hold, "asked again: the same");
     assert_eq!(counts(&sale).await, (3, 2, 0));
     match sale.deduct(4).send().await.unwrap() {
-        Deduction::SoldOut { reserved: 2, next_expiry: Some(left) } => {
+        Deduction::NotEnough { available: 3, reserved: 2, next_expiry: Some(left) } => {
             assert!(left <= Duration::from_secs(900) && left > Duration::from_secs(600));
         }
         other => panic!("{other:?}"),
     }
     let elsewhere = Inventory::open(&place.another().await, "sale").await.unwrap();
     for _ in 0..3 {
-        assert_eq!(elsewhere.reservation("r-1").confirm().await.unwrap(), HoldState::Confirmed);
+        assert_eq!(state_of(elsewhere.reservation("r-1").confirm().await), HoldState::Confirmed);
     }
     assert_eq!(sale.reservation("r-1").cancel().await.unwrap(), HoldState::Confirmed);
     assert_eq!(counts(&sale).await, (3, 0, 2));
@@ -41,7 +41,7 @@ async fn reservations(place: Place) {
     for _ in 0..3 {
         assert_eq!(sale.reservation("r-2").cancel().await.unwrap(), HoldState::Cancelled);
     }
-    assert_eq!(sale.reservation("r-2").confirm().await.unwrap(), HoldState::Cancelled);
+    assert_eq!(state_of(sale.reservation("r-2").confirm().await), HoldState::Cancelled);
     assert_eq!(counts(&sale).await, (3, 0, 2));
     let missing = sale.reservation("r-3").confirm().await;
     assert!(matches!(missing, Err(Error::NotFound(_))));
@@ -60,11 +60,11 @@ async fn a_reservation_expires_by_itself(place: Place) {
         !is_sold_out(&sale.deduct(1).send().await.unwrap())
     })
     .await;
-    assert_eq!(sale.reservation("r").confirm().await.unwrap(), HoldState::Expired);
+    assert_eq!(state_of(sale.reservation("r").confirm().await), HoldState::Expired);
     assert_eq!(sale.reservation("r").cancel().await.unwrap(), HoldState::Expired);
     assert_eq!(counts(&sale).await, (0, 0, 1), "the late confirm took nothing");
-    let hold = held(sale.reserve(1).operation("r").send().await.unwrap());
-    assert_eq!(hold.state, HoldState::Expired, "its record stays");
+    let again = sale.reserve(1).operation("r").send().await.unwrap();
+    assert!(matches!(again, Reservation::Expired(_)), "its record stays: {again:?}");
     clean_audit(&sale).await;
 }
 
@@ -105,7 +105,7 @@ async fn cancel_before_reserve(place: Place) {
     let sale = place.sale(5, 2).await;
     assert_eq!(sale.reservation("r").cancel().await.unwrap(), HoldState::Refused);
     assert_eq!(sale.reserve(1).operation("r").send().await.unwrap(), Reservation::Refused);
-    assert_eq!(sale.reservation("r").confirm().await.unwrap(), HoldState::Refused);
+    assert_eq!(state_of(sale.reservation("r").confirm().await), HoldState::Refused);
     assert_eq!(counts(&sale).await, (5, 0, 0));
 }
 
@@ -114,12 +114,13 @@ async fn extend_is_done_once(place: Place) {
     let minute = Duration::from_secs(60);
     let hold = held(sale.reserve(1).operation("r").expires_in(minute).send().await.unwrap());
     let reservation = sale.reservation("r");
-    assert_eq!(reservation.extend(minute / 2).await.unwrap(), HoldState::Open);
-    assert_eq!(reservation.look().await.unwrap(), hold, "never shorter");
-    assert_eq!(reservation.extend(2 * minute).await.unwrap(), HoldState::Open);
-    assert!(reservation.look().await.unwrap().expires_at > hold.expires_at + 50_000);
-    reservation.cancel().await.unwrap();
-    assert_eq!(reservation.extend(minute).await.unwrap(), HoldState::Cancelled);
+    assert_eq!(reservation.extend(minute / 2).await.unwrap(), hold, "never shorter");
+    let longer = reservation.extend(2 * minute).await.unwrap();
+    assert!(longer.expires_at > hold.expires_at + 50_000);
+    assert_eq!(reservation.look().await.unwrap(), longer);
+    assert_eq!(reservation.cancel().await.unwrap(), HoldState::Cancelled);
+    let late = reservation.extend(minute).await;
+    assert!(matches!(late, Err(Error::NotHeld(HoldState::Cancelled))), "{late:?}");
     let missing = sale.reservation("none").extend(minute).await;
     assert!(matches!(missing, Err(Error::NotFound(_))));
     clean_audit(&sale).await;
@@ -133,7 +134,7 @@ async fn one_winner_of_confirm_and_cancel(place: Place) {
         held(sale.reserve(1).operation(&id).send().await.unwrap());
         let (one, two) = (sale.reservation(&id), elsewhere.reservation(&id));
         let (confirmed, cancelled) = tokio::join!(one.confirm(), two.cancel());
-        assert_eq!(confirmed.unwrap(), cancelled.unwrap(), "both hear who won");
+        assert_eq!(state_of(confirmed), cancelled.unwrap(), "both hear who won");
     }
     clean_audit(&sale).await;
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use dlock_segment::{CreationId, Deduction, Error, HoldState, Inventory, Reservation};
 
 use super::common::{self, Place, clean_audit, counts, taken};
-use super::{held, refunded};
+use super::{held, refunded, state_of};
 use crate::on_both_stores;
 
 on_both_stores!(
@@ -149,7 +149,7 @@ async fn window_and_pause(place: Place) {
     sale.pause().await.unwrap();
     assert_eq!(sale.deduct(1).send().await.unwrap(), Deduction::Paused);
     assert_eq!(sale.reserve(1).operation("x").send().await.unwrap(), Reservation::Paused);
-    assert_eq!(sale.reservation("r").confirm().await.unwrap(), HoldState::Confirmed);
+    assert_eq!(state_of(sale.reservation("r").confirm().await), HoldState::Confirmed);
     sale.resume().await.unwrap();
     taken(sale.deduct(1).send().await.unwrap());
     sale.window(None, Some(now - hour)).await.unwrap();

@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dlock::Dlock;
-use dlock_segment::{Deduction, Error, HoldState, Inventory, Refund, Reservation, Resolved};
+use dlock_segment::{
+    Confirmation, Deduction, Error, HoldState, Inventory, Refund, Reservation, ReservationHandle,
+    Resolved,
+};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -166,7 +169,9 @@ impl<'a> Attempt<'a> {
     async fn deduct(&self, quantity: u64) -> Deduction {
         let deduct = || self.sale.deduct(quantity).operation(&self.id).buyer(&self.buyer).send();
         let answer = until_known(&self.id, deduct).await;
-        if let Deduction::Taken(receipt) = &answer {
+        // A process that was killed makes its last attempts again, so the units may have
+        // been refunded before.
+        if let Deduction::Taken(receipt) | Deduction::Refunded(receipt) = &answer {
             assert_eq!(receipt.quantity, quantity);
             self.answers.taken(&self.id, receipt);
         }
@@ -175,8 +180,11 @@ impl<'a> Attempt<'a> {
 
     async fn buy(&self, quantity: u64) -> bool {
         match self.deduct(quantity).await {
-            Deduction::Taken(_) => true,
-            Deduction::SoldOut { .. } | Deduction::LimitReached | Deduction::Refused => false,
+            Deduction::Taken(_) | Deduction::Refunded(_) => true,
+            Deduction::SoldOut { .. }
+            | Deduction::NotEnough { .. }
+            | Deduction::LimitReached
+            | Deduction::Refused => false,
             other => panic!("{other:?}"),
         }
     }
@@ -194,7 +202,7 @@ impl<'a> Attempt<'a> {
         let buying = self.sale.deduct(1).operation(&self.id).buyer(&self.buyer).send();
         let _ = tokio::time::timeout(patience, buying).await;
         if self.random.random() {
-            self.resolve().await;
+            let _ = self.resolve().await; // it is written down
         }
     }
 
@@ -224,24 +232,43 @@ impl<'a> Attempt<'a> {
             let reserve = self.sale.reserve(quantity).operation(&self.id).buyer(&self.buyer);
             reserve.expires_in(RESERVATION_TIME).send()
         };
-        let Reservation::Held(hold) = until_known(&self.id, reserve).await else { return };
-        self.answers.held(&self.id, &hold);
+        match until_known(&self.id, reserve).await {
+            Reservation::Held(hold) | Reservation::Expired(hold) | Reservation::Cancelled(hold) => {
+                self.answers.held(&self.id, &hold)
+            }
+            Reservation::Confirmed(receipt) | Reservation::Refunded(receipt) => {
+                self.answers.confirmed(&self.id, &receipt);
+            }
+            _ => return,
+        }
         let reservation = self.sale.reservation(&self.id);
         if self.random.random_ratio(1, 4) {
-            let state = until_known(&self.id, || reservation.extend(2 * RESERVATION_TIME)).await;
-            self.answers.stands(&self.id, state);
-            let hold = until_known(&self.id, || reservation.look()).await;
-            self.answers.lasts_until(&self.id, &hold);
+            let extend = || async { state_or(reservation.extend(2 * RESERVATION_TIME).await) };
+            match until_known(&self.id, extend).await {
+                Ok(hold) => self.answers.lasts_until(&self.id, &hold),
+                Err(state) => self.answers.stands(&self.id, state),
+            }
         }
         let settled = match self.random.random_range(0..10) {
-            0..5 => until_known(&self.id, || reservation.confirm()).await,
+            0..5 => self.confirm(&reservation).await,
             5..8 => until_known(&self.id, || reservation.cancel()).await,
             _ => return, // the reservation expires
         };
         assert_ne!(settled, HoldState::Open);
         self.answers.stands(&self.id, settled);
-        if settled == HoldState::Confirmed && self.random.random_ratio(1, 3) {
+        let is_sold = matches!(settled, HoldState::Confirmed | HoldState::Refunded);
+        if is_sold && self.random.random_ratio(1, 3) {
             self.refund(quantity).await;
+        }
+    }
+
+    async fn confirm(&self, reservation: &ReservationHandle<'_>) -> HoldState {
+        let confirm = || async { state_or(reservation.confirm().await) };
+        match until_known(&self.id, confirm).await {
+            Ok(Confirmation::Confirmed(_)) => HoldState::Confirmed,
+            Ok(Confirmation::Refunded(_)) => HoldState::Refunded,
+            Ok(other) => panic!("{}: {other:?}", self.id),
+            Err(state) => state,
         }
     }
 
@@ -288,5 +315,13 @@ impl<'a> Attempt<'a> {
 
     async fn rebalance(&self) {
         until_known("rebalance", || self.sale.rebalance()).await;
+    }
+}
+
+/// That a reservation is not open any more is an answer too.
+fn state_or<T>(answer: Result<T, Error>) -> Result<Result<T, HoldState>, Error> {
+    match answer {
+        Err(Error::NotHeld(state)) => Ok(Err(state)),
+        answer => answer.map(Ok),
     }
 }

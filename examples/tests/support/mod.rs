@@ -62,6 +62,17 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Tells the example to stop with SIGTERM, and waits until it has ended with success.
+    pub(crate) fn stop(mut self) {
+        let id = self.process.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &id]).status();
+        assert!(sent.expect("kill can be run").success());
+        let ended = self.process.wait().expect("it ends");
+        assert!(ended.success(), "{ended}");
+    }
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
         let _ = self.process.kill();

@@ -212,8 +212,9 @@ impl Home {
                 return Some(if again { Answer::Again } else { Answer::LimitReached });
             }
         }
-        if self.units.total.available < quantity {
-            return Some(if more_expired { Answer::Again } else { Answer::SoldOut });
+        let available = self.units.total.available;
+        if available < quantity {
+            return Some(if more_expired { Answer::Again } else { Answer::SoldOut { available } });
         }
         None
     }

@@ -160,7 +160,6 @@ fn answer(text: &str) -> Option<Answer> {
 fn refusal(letter: &str) -> Option<Answer> {
     Some(match letter {
         "A" => Answer::Absent,
-        "S" => Answer::SoldOut,
         "L" => Answer::LimitReached,
         "B" => Answer::NotStarted,
         "E" => Answer::Ended,
@@ -171,7 +170,14 @@ fn refusal(letter: &str) -> Option<Answer> {
         "O" => Answer::Overflow,
         "G" => Answer::Again,
         "U" => Answer::Unreadable,
-        other => Answer::TooMuch { left: other.strip_prefix('T')?.parse().ok()? },
+        other => {
+            let number = other.get(1..)?.parse().ok()?;
+            match other.as_bytes()[0] {
+                b'S' => Answer::SoldOut { available: number },
+                b'T' => Answer::TooMuch { left: number },
+                _ => return None,
+            }
+        }
     })
 }
 

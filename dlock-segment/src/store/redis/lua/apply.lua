@@ -88,7 +88,7 @@ local function refusal(quantity, buyer)
     end
   end
   if head[AVAILABLE] < quantity then
-    return more_expired and 'G' or 'S'
+    return more_expired and 'G' or 'S' .. text(head[AVAILABLE])
   end
 end
 

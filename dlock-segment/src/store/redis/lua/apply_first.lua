@@ -14,7 +14,8 @@
 --   for each list of ids: a count and the answer that so many ids share, ..., separated by
 --   tabs;
 --   for each item: its answer.
---   An answer is a record or a letter: A absent, S sold out, L limit reached, B before it
+--   An answer is a record or a letter: A absent, S and what is
+--   available: sold out, L limit reached, B before it
 --   opens, E ended, P paused, C conflict, M buyer missing, T and what is left: too much,
 --   O overflow, F too many tombstones, G again, U its record cannot be read
 

@@ -1,0 +1,174 @@
+//! What can be done with a reservation after it was made.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::checks::{checked_id, checked_millis, unexpected};
+use super::{Confirmation, Hold, HoldState, Inventory, Receipt};
+use crate::error::{Error, Result};
+use crate::store::{Answer, Id, Record, Request};
+
+/// The reservation of an operation: [`Inventory::reservation`].
+///
+/// The same call twice has its effect once and returns the same answer twice. Confirming or
+/// extending a reservation that is not open any more is the error
+/// [`NotHeld`](Error::NotHeld).
+#[derive(Clone, Debug)]
+#[must_use = "it does nothing until one of its calls is awaited"]
+pub struct ReservationHandle<'a> {
+    inventory: &'a Inventory,
+    operation: String,
+    deadline: Option<Duration>,
+}
+
+impl<'a> ReservationHandle<'a> {
+    pub(super) fn new(inventory: &'a Inventory, operation: &str) -> Self {
+        ReservationHandle { inventory, operation: operation.to_owned(), deadline: None }
+    }
+
+    /// Bounds each call, with everything that is sent again; twice the client's
+    /// `call_timeout` by default.
+    pub fn deadline(mut self, duration: Duration) -> Self {
+        self.deadline = Some(duration);
+        self
+    }
+
+    /// Sells the reserved units.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::{Confirmation, Error};
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # let _ = sale.reserve(2).operation("order-1").send().await?;
+    /// match sale.reservation("order-1").confirm().await {
+    ///     Ok(Confirmation::Confirmed(receipt)) => assert_eq!(receipt.left, 2), // ship them
+    ///     Ok(other) => println!("{other:?}"), // confirmed before and refunded since
+    ///     Err(Error::NotHeld(state)) => println!("{state:?}: give the money back"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// assert_eq!(sale.stock().await?.sold, 2);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotHeld` if the reservation expired, was cancelled or was refused: nothing was sold.
+    /// `NotFound` if there is no such operation or the inventory was removed. `Conflict` if
+    /// the operation is not a reservation. `Invalid` if the id is empty or too long. `Store`
+    /// if the store cannot be used. `Unknown` if the store did not answer; call it again.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped; call it again.
+    pub async fn confirm(&self) -> Result<Confirmation> {
+        let deadline = self.inventory.deadline(self.deadline)?;
+        let (state, record) =
+            self.settle(|operation| Request::Confirm { operation }, deadline).await?;
+        let receipt = Receipt::of(Some(self.operation.clone()), record);
+        match state {
+            HoldState::Confirmed => Ok(Confirmation::Confirmed(receipt)),
+            HoldState::Refunded => Ok(Confirmation::Refunded(receipt)),
+            state => Err(Error::NotHeld(state)),
+        }
+    }
+
+    /// Gives the reserved units back. If the reservation has not arrived yet, it will be
+    /// refused.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::HoldState;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # let _ = sale.reserve(2).operation("order-1").send().await?;
+    /// assert_eq!(sale.reservation("order-1").cancel().await?, HoldState::Cancelled);
+    /// assert_eq!(sale.stock().await?.available, 5);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`confirm`](Self::confirm), but neither an unknown operation nor a state is an
+    /// error: a reservation that was confirmed stays `Confirmed`.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped; call it again.
+    pub async fn cancel(&self) -> Result<HoldState> {
+        let deadline = self.inventory.deadline(self.deadline)?;
+        let (state, _) = self.settle(|operation| Request::Cancel { operation }, deadline).await?;
+        Ok(state)
+    }
+
+    /// Makes the reservation last for `duration` from now, unless it already lasts longer.
+    /// The new end is fixed before it is sent, so a repeated call does not add up.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use std::time::Duration;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # let _ = sale.reserve(2).operation("order-1").send().await?;
+    /// let hold = sale.reservation("order-1").extend(Duration::from_secs(3_600)).await?;
+    /// println!("until {:?}", hold.expires());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`confirm`](Self::confirm), `NotHeld` also if it is confirmed, and `Invalid` if the
+    /// duration is shorter than a millisecond or longer than ten years.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped; call it again.
+    pub async fn extend(&self, duration: Duration) -> Result<Hold> {
+        let lasts = checked_millis("the time of a reservation", duration)?;
+        let id = checked_id("operation id", &self.operation)?;
+        let deadline = self.inventory.deadline(self.deadline)?;
+        let look = Request::Look { operation: id.clone() };
+        let (snapshot, _) = self.inventory.send(look, Some(&id), deadline).await?;
+        let until = snapshot.now + lasts;
+        let extend = |operation| Request::Extend { operation, until };
+        match self.settle(extend, deadline).await? {
+            (HoldState::Open, record) => Ok(Hold::of(self.operation.clone(), record)),
+            (state, _) => Err(Error::NotHeld(state)),
+        }
+    }
+
+    /// Reads the reservation.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::HoldState;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # let _ = sale.reserve(2).operation("order-1").send().await?;
+    /// let hold = sale.reservation("order-1").look().await?;
+    /// assert_eq!((hold.receipt.quantity, hold.state), (2, HoldState::Open));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`confirm`](Self::confirm).
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn look(&self) -> Result<Hold> {
+        let id = checked_id("operation id", &self.operation)?;
+        let deadline = self.inventory.deadline(self.deadline)?;
+        let (_, record) = self.settle(|operation| Request::Look { operation }, deadline).await?;
+        Ok(Hold::of(id.to_string(), record))
+    }
+
+    async fn settle(
+        &self,
+        request: impl FnOnce(Id) -> Request,
+        deadline: Instant,
+    ) -> Result<(HoldState, Record)> {
+        let id = checked_id("operation id", &self.operation)?;
+        match self.inventory.send(request(id.clone()), Some(&id), deadline).await? {
+            (_, Answer::Found(record)) => match HoldState::of(&record) {
+                Some(state) => Ok((state, record)),
+                None => Err(unexpected(&Answer::Conflict)),
+            },
+            (_, other) => Err(unexpected(&other)),
+        }
+    }
+}
