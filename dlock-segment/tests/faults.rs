@@ -201,7 +201,7 @@ async fn row_10_out_of_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_10_stock_that_is_gone_is_not_found() {
+async fn row_10_stock_that_is_gone_is_lost() {
     let Some(place) = Place::redis().await else { return };
     let server = place.server.as_ref().expect("a server");
     let sale = place.sale(1_000, 4).await;
@@ -216,7 +216,7 @@ async fn row_10_stock_that_is_gone_is_not_found() {
         sale.stock().await.map(drop),
         sale.audit().await.map(drop),
     ] {
-        assert!(matches!(result, Err(Error::NotFound(_))), "{result:?}");
+        assert!(matches!(result, Err(Error::Lost(_))), "{result:?}");
     }
     assert_eq!(server.cli(&["DBSIZE"]), "0", "nothing is made by accident");
 }
