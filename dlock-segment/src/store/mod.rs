@@ -48,11 +48,16 @@ use smallvec::SmallVec;
 use crate::error::{Error, Result};
 
 pub(crate) mod home;
+mod journal;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod terms;
 #[cfg(all(test, feature = "redis"))]
 mod tests_agreement;
+
+pub use self::journal::{Effect, Entry};
+pub use self::terms::Terms;
 
 /// The largest number of expired reservations that one batch gives back.
 pub const MAX_RECLAIMED: usize = 256;
@@ -104,68 +109,6 @@ pub struct InventoryId {
     /// When it was made, so that an inventory that was removed and made again under the
     /// same name is not mistaken for it; 0 means any.
     pub birth: u64,
-}
-
-/// The terms that an inventory is made with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub struct Terms {
-    pub stock: u64,
-    pub segments: u32,
-    /// The largest number of units that a buyer may have; 0 means any number.
-    pub per_buyer: u64,
-    /// In milliseconds of Unix time by the store's clock; 0 means no bound.
-    pub opens_at: u64,
-    pub closes_at: u64,
-    /// In milliseconds.
-    pub retention: u64,
-    /// How many entries the journal keeps at least; 0 means that there is no journal.
-    pub journal: u64,
-}
-
-impl Terms {
-    /// The terms as one string, to be compared.
-    pub(crate) fn to_comparable(&self) -> String {
-        let Terms { stock, segments, per_buyer, opens_at, closes_at, retention, journal } = self;
-        format!("{stock} {segments} {per_buyer} {opens_at} {closes_at} {retention} {journal}")
-    }
-
-    /// Decodes what [`to_comparable`](Self::to_comparable) made.
-    pub(crate) fn from_comparable(text: &str) -> Option<Self> {
-        let numbers: Vec<u64> =
-            text.split(' ').map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
-        let [stock, segments, per_buyer, opens_at, closes_at, retention, journal] = numbers[..]
-        else {
-            return None;
-        };
-        let segments = u32::try_from(segments).ok()?;
-        Some(Terms { stock, segments, per_buyer, opens_at, closes_at, retention, journal })
-    }
-
-    /// Checks that these terms may open an inventory that was made with other ones. A term
-    /// that changed since then (by a resize, say) may be given as it was or as it is.
-    pub(crate) fn check(&self, key: &Key, made: &Terms, view: &View) -> Result<()> {
-        let terms = [
-            ("stock", self.stock, made.stock, made.stock),
-            ("segments", self.segments.into(), made.segments.into(), view.segments.into()),
-            ("per_buyer", self.per_buyer, made.per_buyer, view.per_buyer),
-            ("opens_at", self.opens_at, made.opens_at, view.opens_at),
-            ("closes_at", self.closes_at, made.closes_at, view.closes_at),
-            ("retention (ms)", self.retention, made.retention, view.retention),
-            ("journal", self.journal, made.journal, made.journal),
-        ];
-        let differ = terms.iter().filter(|(_, given, made, is)| given != made && given != is);
-        let differ: Vec<String> =
-            differ.map(|(term, given, _, is)| format!("{term} is {is}, not {given}")).collect();
-        if differ.is_empty() {
-            return Ok(());
-        }
-        Err(Error::Conflict(format!(
-            "there is an inventory `{}` with other terms: {}; nothing was changed; open() it to use it as it is",
-            key.label(),
-            differ.join(", ")
-        )))
-    }
 }
 
 /// One request of a batch.
@@ -435,63 +378,6 @@ pub struct Page {
     pub buyers: Vec<(Id, u64)>,
     /// The next position; `None` at the end.
     pub next: Option<Cursor>,
-}
-
-/// The effect that an entry of the journal describes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "each is named like what happened")]
-pub enum Effect {
-    Taken,
-    Reserved,
-    Confirmed,
-    Cancelled,
-    Expired,
-    Extended,
-    Refunded,
-    Restocked,
-    Settled,
-    Resized,
-    Rebalanced,
-}
-
-impl Effect {
-    pub(crate) const ALL: [(Effect, char); 11] = [
-        (Effect::Taken, 't'),
-        (Effect::Reserved, 'h'),
-        (Effect::Confirmed, 'c'),
-        (Effect::Cancelled, 'x'),
-        (Effect::Expired, 'e'),
-        (Effect::Extended, 'm'),
-        (Effect::Refunded, 'r'),
-        (Effect::Restocked, 's'),
-        (Effect::Settled, 'q'),
-        (Effect::Resized, 'z'),
-        (Effect::Rebalanced, 'b'),
-    ];
-}
-
-/// An entry of the journal: [`Inventory::journal`](crate::Inventory::journal).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Entry {
-    /// The number of the entry. It rises by one from 1.
-    pub sequence: u64,
-    /// The effect that happened.
-    pub effect: Effect,
-    /// The operation id, if there is one.
-    pub operation: Option<String>,
-    /// The buyer; of a refund, the operation that it refunds.
-    pub whose: Option<String>,
-    /// The number of units; of a resize, the number of segments.
-    pub quantity: u64,
-    /// The segments that the units are from, with the number of units of each.
-    pub parts: Vec<(u32, u64)>,
-    /// The epoch that the segment numbers belong to.
-    pub epoch: u32,
-    /// When it was written, in milliseconds of Unix time by the store's clock.
-    pub at: u64,
 }
 
 /// What a store keeps if its server crashes.
