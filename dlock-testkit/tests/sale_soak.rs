@@ -12,7 +12,7 @@ async fn short(soak_of: Soak) -> Option<Report> {
     assert!(enough(report.kills, soak_of.kills), "as many as were in time: {report:?}");
     assert!(enough(report.server_kills, soak_of.server_kills), "{report:?}");
     assert!(report.answers > 0 && report.resizes > 0, "something of everything was done");
-    assert!(report.entries > report.answers / 2, "the journal is whole");
+    assert!(report.entries >= report.operations, "each operation is in the journal: {report:?}");
     Some(report)
 }
 
