@@ -45,6 +45,12 @@ pub(super) fn pending_calls(backend: &dyn Backend) -> Option<PendingCalls> {
 impl Core {
     /// Sends calls of a shard.
     pub(super) fn send(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
+        if calls.is_empty() {
+            return;
+        }
+        if self.is_in_child() {
+            return self.refuse_in_child(shard, calls);
+        }
         let Some(queue) = &self.pending_calls else { return self.send_one_by_one(shard, calls) };
         for (call, request) in calls {
             let (deadline, weight) = (self.deadline_of(&request), weight_of(&request));
@@ -89,6 +95,16 @@ impl Core {
         let slot = self.pending_calls.as_ref().and_then(BatchQueue::slot_for_pending);
         if let Some(slot) = slot {
             let _ = self.spawn(send_batches(self.clone(), slot));
+        }
+    }
+
+    /// A child after `fork` has no driver, so nothing would ever be answered.
+    fn refuse_in_child(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
+        for (call, request) in calls {
+            let error = Error::new(ErrorKind::Config, request.operation()).saying(
+                "this client was made before fork() and has no driver here; make one in the child",
+            );
+            self.answered(shard, call, request.failed(error));
         }
     }
 

@@ -171,11 +171,6 @@ impl<G: LockGuard> Lock<G> {
         until: Option<Moment>,
     ) -> Result<Result<G, Error>> {
         self.options.check(key)?;
-        if self.handle.core.is_in_child() {
-            return Err(Error::new(ErrorKind::Unavailable, Operation::Acquire).on(key).saying(
-                "this client was made before fork() and has no driver here; make one in the child",
-            ));
-        }
         if self.options.fair && !self.handle.is_fifo() {
             return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire)
                 .on(key)
@@ -208,7 +203,6 @@ impl<G: LockGuard> Lock<G> {
             max_hold: self.options.max_hold,
             holder: self.options.holder(&self.handle.holder),
         };
-        let began = self.handle.core.now();
         match Acquire::new(&self.handle, request).await {
             Ok(Admission { ticket_ref, token, handed_over, waited, since }) => {
                 let handle = self.handle.clone();
@@ -229,7 +223,7 @@ impl<G: LockGuard> Lock<G> {
                 })?;
                 Ok(Ok(G::from_hold(hold, token)))
             }
-            Err(refusal) => self.refused(key, refusal, began),
+            Err(refusal) => self.refused(key, refusal, wait),
         }
     }
 
@@ -253,10 +247,12 @@ impl<G: LockGuard> Lock<G> {
         Err(Error::new(kind, Operation::Acquire).on(key).saying(fault))
     }
 
-    fn refused(&self, key: &Key, refusal: Refusal, began: Moment) -> Result<Result<G, Error>> {
+    fn refused(&self, key: &Key, refusal: Refusal, wait: Wait) -> Result<Result<G, Error>> {
         let error = |kind| Error::new(kind, Operation::Acquire).on(key);
-        let waited = self.handle.core.now().since(began);
-        let waited = Duration::from_millis(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX));
+        let waited = match wait {
+            Wait::Try => self.handle.config.limits().attempt,
+            _ => self.options.wait.unwrap_or_default(),
+        };
         match refusal {
             Refusal::Busy(holder) => {
                 Ok(Err(error(ErrorKind::TimedOut).saying(held_by(holder, Duration::ZERO))))

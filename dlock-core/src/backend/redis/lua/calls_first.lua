@@ -27,9 +27,11 @@
 -- here is left to the second part, which looks at the key anew; and so is every later
 -- call on that key, so that calls on one key keep their order.
 
-local function record_of(at, first, count, now)
-  return '\t0\t0' .. sub(ARGV[at], 34) .. '\t' .. text(first) .. '\t' .. count .. '\t'
-    .. text(now) .. ARGV[at + 1]
+-- The string of a lone holder; how many tokens it has and its first one are digits.
+local function lone_holder(at, last, first, count)
+  local head = ARGV[at]
+  return sub(head, 1, 33) .. text16(last) .. '\t0\t0' .. sub(head, 34) .. '\t' .. first .. '\t'
+    .. count .. '\t' .. stamp .. ARGV[at + 1]
 end
 
 local function granted(first, count, wanted)
@@ -39,12 +41,13 @@ end
 local first = {}
 
 function first.a(key, at)
-  local now, wanted = clock(), tonumber(ARGV[at + 3])
-  local token, last = 0, 0
-  if wanted > 0 then
-    token, last = now, now + wanted - 1
+  local now, wanted = clock(), ARGV[at + 3]
+  local value, token
+  if wanted == '0' then
+    token, value = 0, lone_holder(at, 0, '0', wanted)
+  else
+    token, value = now, lone_holder(at, now + wanted - 1, stamp, wanted)
   end
-  local value = sub(ARGV[at], 1, 33) .. text16(last) .. record_of(at, token, wanted, now)
   if call('SET', key, value, 'NX', 'PX', ARGV[at + 2]) then
     return token
   end
@@ -68,8 +71,7 @@ function first.i(key, at)
       token, count = mint(last, now, wanted)
       last = token + count - 1
     end
-    local value = sub(ARGV[at], 1, 33) .. text16(last) .. record_of(at, token, count, now)
-    call('SET', key, value, 'PX', ARGV[at + 2])
+    call('SET', key, lone_holder(at, last, text(token), count), 'PX', ARGV[at + 2])
     return granted(token, count, wanted)
   end
 end

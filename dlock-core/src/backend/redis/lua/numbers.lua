@@ -16,12 +16,13 @@ local function text16(number)
   return format('%010d%06d', millions, number - millions * 1000000)
 end
 
--- The server's time in microseconds, the same for the whole run.
-local moment
+-- The server's time in microseconds, the same for the whole run, and its digits.
+local moment, stamp
 local function clock()
   if not moment then
     local time = call('TIME')
     moment = time[1] * 1000000 + time[2]
+    stamp = text(moment)
   end
   return moment
 end
