@@ -106,7 +106,7 @@ pub struct Holder {
     pub name: String,
     /// The host name of the machine.
     pub host: String,
-    /// The process id.
+    /// The process id; zero if it is not known.
     pub pid: u32,
     /// The tags that `.tag(name, value)` added.
     pub tags: Vec<(String, String)>,
@@ -114,7 +114,11 @@ pub struct Holder {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (pid {} on {})", self.name, self.pid, self.host)?;
+        match (self.pid, self.host.as_str()) {
+            (0, "") => f.write_str(&self.name)?,
+            (0, host) => write!(f, "{} (on {host})", self.name)?,
+            (pid, host) => write!(f, "{} (pid {pid} on {host})", self.name)?,
+        }
         for (name, value) in &self.tags {
             write!(f, " {name}={value}")?;
         }
@@ -141,6 +145,7 @@ pub struct Claim {
     /// The owner of a lease of the same key that is released first, in the same step.
     pub instead_of: Option<Owner>,
     /// The number of tokens that the grant should bring, one for each local hand-over.
+    /// In a renewal: the number of further tokens, zero for none.
     pub tokens: u32,
     /// The client that requests the lock.
     pub holder: Arc<Holder>,
@@ -168,11 +173,36 @@ pub struct Grant {
     pub count: u32,
 }
 
+/// How long what a session holds is certain to be held: an answer of a store whose locks
+/// live by the session of the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionTerm {
+    /// The moment when the session's last answered keep-alive was sent, by the clock of the
+    /// client ([`Moment::now`]). Never the moment of its answer, and never that of another
+    /// call.
+    pub as_of: Moment,
+    /// How long after that moment the store certainly keeps the session.
+    pub term: Duration,
+}
+
 /// The outcome of one [`Backend::acquire`](crate::Backend::acquire).
 #[derive(Clone, Debug)]
 pub enum AcquireOutcome {
-    /// The lock was granted.
+    /// The lock was granted, for its ttl from the sending of the request on.
     Granted(Grant),
+    /// The lock was granted, for as long as the session lives.
+    SessionGranted {
+        /// The tokens of the grant.
+        grant: Grant,
+        /// How long the session is certain to live.
+        term: SessionTerm,
+    },
+    /// Somebody else holds the key; the claim is in the queue for as long as the session
+    /// lives, and a [`Notice`] will come. It is not asked again every second.
+    SessionQueued {
+        /// The holder, if the backend knows it.
+        holder: Option<Arc<Holder>>,
+    },
     /// Somebody else holds the key, and the claim did not want to queue.
     Busy {
         /// The holder, if the backend knows it.
@@ -188,6 +218,23 @@ pub enum AcquireOutcome {
     },
 }
 
+impl AcquireOutcome {
+    /// The tokens, if the lock was granted.
+    pub fn grant(&self) -> Option<Grant> {
+        match self {
+            AcquireOutcome::Granted(grant) | AcquireOutcome::SessionGranted { grant, .. } => {
+                Some(*grant)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the claim is in the queue.
+    pub fn is_queued(&self) -> bool {
+        matches!(self, AcquireOutcome::Queued { .. } | AcquireOutcome::SessionQueued { .. })
+    }
+}
+
 /// The outcome of renewing one lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewOutcome {
@@ -196,8 +243,32 @@ pub enum RenewOutcome {
         /// Whether somebody else waits for the key.
         others_wait: bool,
     },
+    /// The session holds the lock.
+    SessionHeld {
+        /// Whether somebody else waits for the key.
+        others_wait: bool,
+        /// How long the session is certain to live.
+        term: SessionTerm,
+    },
+    /// The lease was renewed by its ttl, nobody else waits for the key, and the holder
+    /// has these tokens instead of those that are left. A backend may answer so if the
+    /// lease is exclusive and the renewal asks for tokens.
+    Extended(Grant),
     /// The backend does not know this owner as a holder.
     Lost,
+}
+
+impl RenewOutcome {
+    /// Whether somebody else waits for the key; `None` if the lease is lost.
+    pub fn others_wait(self) -> Option<bool> {
+        match self {
+            RenewOutcome::Held { others_wait } | RenewOutcome::SessionHeld { others_wait, .. } => {
+                Some(others_wait)
+            }
+            RenewOutcome::Extended(_) => Some(false),
+            RenewOutcome::Lost => None,
+        }
+    }
 }
 
 /// When the key of a released lease is free.
@@ -252,6 +323,8 @@ pub enum LossReason {
     },
     /// The lock was held for as long as `max_hold` allows.
     MaxHold,
+    /// The session of the client with the store ended, and all its locks with it.
+    SessionLost,
     /// The client was shut down.
     Shutdown,
     /// The outer lock that this lock was nested in was released.
@@ -266,6 +339,9 @@ impl fmt::Display for LossReason {
             LossReason::Broken { by } => write!(f, "it was broken by {by}"),
             LossReason::MaxHold => {
                 f.write_str("it was held for the longest time that max_hold allows")
+            }
+            LossReason::SessionLost => {
+                f.write_str("the session with the store ended, and all its locks with it")
             }
             LossReason::Shutdown => f.write_str("the client was shut down"),
             LossReason::Released => f.write_str("the lock that it was nested in was released"),
@@ -306,7 +382,7 @@ impl Request {
     }
 
     /// The claim that the request is about.
-    pub fn claim(&self) -> &Claim {
+    pub fn claim(&self) -> &Arc<Claim> {
         match self {
             Request::Acquire(claim) | Request::Renew(claim) | Request::Release(claim, _) => claim,
         }

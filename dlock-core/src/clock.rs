@@ -12,6 +12,12 @@ impl Moment {
     /// Later than every moment that a clock shows.
     pub const NEVER: Moment = Moment(u64::MAX);
 
+    /// Now, by the clock of a client whose backend is reached through a network. It also
+    /// counts the time that the machine was suspended.
+    pub fn now() -> Self {
+        Clock::boot().now()
+    }
+
     /// The moment `nanos` after the start of the clock.
     pub const fn from_nanos(nanos: u64) -> Self {
         Moment(nanos)

@@ -19,11 +19,17 @@ pub enum Bug {
     ReadersAdmitWriter,
     CancelForgetsGrant,
     UnfencedWrite,
+    BreakWithoutDelay,
+    EarlyLossForgotten,
+    SiblingsEnterTogether,
+    CloseKeepsWaiters,
+    RevokeSkipsOne,
+    ExtensionWithoutRenewal,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 13] = [
+    pub const ALL: [Bug; 19] = [
         Bug::ReleaseWithoutOwnerCheck,
         Bug::LeaseCountedFromReply,
         Bug::OneShotRenewal,
@@ -37,6 +43,12 @@ impl Bug {
         Bug::ReadersAdmitWriter,
         Bug::CancelForgetsGrant,
         Bug::UnfencedWrite,
+        Bug::BreakWithoutDelay,
+        Bug::EarlyLossForgotten,
+        Bug::SiblingsEnterTogether,
+        Bug::CloseKeepsWaiters,
+        Bug::RevokeSkipsOne,
+        Bug::ExtensionWithoutRenewal,
     ];
 }
 

@@ -17,6 +17,12 @@
 //! left, and was not passed on too often or for too long. Otherwise one call gives the
 //! lease up and asks again, behind whoever waits elsewhere.
 //!
+//! The round trip of that call would make the whole queue wait. So when nobody seems to
+//! wait elsewhere (the claim did not have to queue), the lease is *extended* while
+//! hand-overs go on: a renewal asks for new tokens. If the answer brings them, nobody
+//! waited elsewhere when it was given, and hand-overs are counted anew from the moment
+//! the renewal was sent. If somebody did, the lease ends as before.
+//!
 //! Readers that come while readers are inside join them under the same conditions,
 //! unless a writer waits here (first in, first out) or somebody waits elsewhere. If
 //! one may not join, the lease is *retired*: it goes on in a gate of its own until its
@@ -37,23 +43,10 @@
 use smallvec::SmallVec;
 
 use super::types::{ClaimId, HandoverLimits, Ticket};
+use super::waitlist::{Waiter, Waitlist};
 use crate::claim::{Grant, Mode};
 use crate::clock::Moment;
-use crate::collections::LazyQueue;
 use crate::planted_bug::{Bug, PlantedBug};
-
-/// A task in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Waiter {
-    pub(crate) ticket: Ticket,
-    pub(crate) mode: Mode,
-    /// In nanoseconds, as is every ttl here.
-    pub(crate) ttl: u64,
-    /// Wants an answer now rather than to wait.
-    pub(crate) attempt: bool,
-    /// When it gives up.
-    pub(crate) deadline: Moment,
-}
 
 /// What is to be done next.
 #[derive(Debug, PartialEq, Eq)]
@@ -68,6 +61,11 @@ pub(crate) enum Step {
     },
     /// The lease goes on without this gate, until those inside have left.
     Retire,
+    /// More tokens are wanted for the lease, while it is handed over.
+    Extend {
+        claim: ClaimId,
+        tokens: u32,
+    },
     Acquire {
         first: Ticket,
         ttl: u64,
@@ -78,46 +76,6 @@ pub(crate) enum Step {
     Release {
         claim: ClaimId,
     },
-}
-
-/// The queue; the first in it costs no allocation.
-#[derive(Debug, Default)]
-struct Waitlist {
-    first: Option<Waiter>,
-    rest: LazyQueue<Waiter>,
-}
-
-impl Waitlist {
-    fn push_back(&mut self, waiter: Waiter) {
-        if self.first.is_none() {
-            self.first = Some(waiter);
-        } else {
-            self.rest.push_back(waiter);
-        }
-    }
-
-    fn front(&self) -> Option<&Waiter> {
-        self.first.as_ref()
-    }
-
-    fn remove(&mut self, place: usize) -> Option<Waiter> {
-        match place.checked_sub(1) {
-            Some(place) => self.rest.remove(place),
-            None => std::mem::replace(&mut self.first, self.rest.pop_front()),
-        }
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &Waiter> {
-        self.first.iter().chain(self.rest.iter())
-    }
-
-    fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.rest.len()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.first.is_none()
-    }
 }
 
 #[derive(Debug)]
@@ -145,10 +103,23 @@ struct HeldLease {
     ttl: u64,
     /// The token of the holders inside, or the first one before any was.
     token: u64,
-    last_token: u64,
+    /// How many tokens come after that one.
+    tokens_left: u32,
     since: Moment,
     admissions: u32,
     others_wait: bool,
+    /// Whether the claim stood in the backend's queue.
+    was_queued: bool,
+    extension: Extension,
+}
+
+/// Whether a lease is to be extended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extension {
+    NotAsked,
+    Asked,
+    /// Somebody waits elsewhere, or the backend gives no more tokens.
+    Refused,
 }
 
 /// What the gate must know to decide.
@@ -235,17 +206,45 @@ impl Gate {
     }
 
     pub(crate) fn granted(&mut self, now: Moment, mode: Mode, ttl: u64, grant: Grant) {
-        if let Lease::Acquiring { claim, .. } = self.lease {
+        if let Lease::Acquiring { claim, queued } = self.lease {
             self.lease = Lease::Held(HeldLease {
                 claim,
                 mode,
                 ttl,
                 token: grant.first,
-                last_token: grant.first + u64::from(grant.count.max(1)) - 1,
+                tokens_left: grant.count.saturating_sub(1),
                 since: now,
                 admissions: 0,
                 others_wait: false,
+                // Who had to queue has company elsewhere.
+                extension: if queued { Extension::Refused } else { Extension::NotAsked },
+                was_queued: queued,
             });
+        }
+    }
+
+    /// The lease has these tokens from now on, and nobody waited elsewhere when the
+    /// request was sent.
+    pub(crate) fn extended(&mut self, sent: Moment, grant: Grant) {
+        let Lease::Held(held) = &mut self.lease else { return };
+        if held.mode != Mode::Exclusive || grant.first <= held.token {
+            held.extension = Extension::Refused; // downgraded meanwhile
+            return;
+        }
+        // The next one admitted has the first of the new tokens.
+        held.token = grant.first - 1;
+        held.tokens_left = grant.count.max(1);
+        held.since = sent;
+        held.admissions = 1;
+        held.extension = Extension::NotAsked;
+    }
+
+    /// The lease is not extended.
+    pub(crate) fn not_extended(&mut self) {
+        if let Lease::Held(held) = &mut self.lease
+            && held.extension == Extension::Asked
+        {
+            held.extension = Extension::Refused;
         }
     }
 
@@ -267,22 +266,22 @@ impl Gate {
         self.holders.push(ticket);
     }
 
-    /// A tenant is done.
+    /// A holder is done.
     pub(crate) fn remove_holder(&mut self, ticket: Ticket) {
         self.holders.retain(|holder| *holder != ticket);
     }
 
-    /// The only tenant goes on as a reader, with this token.
+    /// The only holder goes on as a reader, with this token.
     pub(crate) fn downgrade(&mut self) -> Option<u64> {
         let Lease::Held(held) = &mut self.lease else { return None };
         // Something exclusive may be nested in it, and the backend may have given
         // fewer tokens than it was asked for.
-        if self.holders.len() > 1 || held.token >= held.last_token {
+        if self.holders.len() > 1 || held.tokens_left == 0 {
             return None;
         }
         if held.mode == Mode::Exclusive {
             held.mode = Mode::Shared;
-            held.token += 1;
+            held.next_token();
         }
         Some(held.token)
     }
@@ -306,6 +305,20 @@ impl Gate {
     /// Whether the backend has not event yet who is in the way.
     pub(crate) fn is_unanswered(&self) -> bool {
         matches!(self.lease, Lease::Acquiring { queued: false, .. })
+    }
+
+    /// Whether the lease was held by somebody else when it was asked for.
+    pub(crate) fn was_queued(&self) -> bool {
+        matches!(&self.lease, Lease::Held(held) if held.was_queued)
+    }
+
+    /// Whether a task that was just put into the queue stands behind somebody of this
+    /// process, or behind a claim that the backend queued. Else only an answer of the
+    /// backend is missing, which may let it in.
+    pub(crate) fn is_behind(&self, ticket: Ticket, mode: Mode) -> bool {
+        let Some(first) = self.waitlist.front() else { return false };
+        let is_next = first.ticket == ticket || (first.mode, mode) == (Mode::Shared, Mode::Shared);
+        !(is_next && self.is_unanswered())
     }
 
     /// A gate with this one's lease and those inside; this one is vacant from now on.
@@ -346,13 +359,20 @@ impl Gate {
                 let token = *token;
                 let first = self.waitlist.front();
                 let enters = first.is_some_and(|first| {
-                    self.holders.is_empty() || (*shared && first.mode == Mode::Shared)
+                    self.holders.is_empty()
+                        || (*shared && first.mode == Mode::Shared)
+                        || view.planted.is(Bug::SiblingsEnterTogether)
                 });
                 if !enters {
                     return self.refuse_attempt();
                 }
                 *shared = first.is_some_and(|first| first.mode == Mode::Shared);
                 self.admit(token, true)
+            }
+            Lease::Held(held) if held.wants_extension(self.waitlist.front(), view.limits) => {
+                held.extension = Extension::Asked;
+                let claim = held.claim;
+                Some(Step::Extend { claim, tokens: self.tokens_wanted(view.limits) })
             }
             Lease::Held(held) if self.holders.is_empty() => {
                 let claim = held.claim;
@@ -361,12 +381,17 @@ impl Gate {
                     return Some(Step::Release { claim });
                 };
                 if !held.serves(first, &view) {
+                    if held.extension == Extension::Asked && held.suits(first) {
+                        return None; // its answer comes sooner than that of a new claim
+                    }
                     let first = *first;
                     return Some(self.acquire(first, Some(claim), view.limits));
                 }
                 let handed_over = held.admissions > 0;
                 held.admissions += 1;
-                held.token += u64::from(handed_over);
+                if handed_over {
+                    held.next_token();
+                }
                 let token = held.token;
                 self.admit(token, handed_over)
             }
@@ -402,26 +427,44 @@ impl Gate {
         instead_of: Option<ClaimId>,
         limits: HandoverLimits,
     ) -> Step {
-        let waiting = u32::try_from(self.waitlist.len()).unwrap_or(u32::MAX);
         Step::Acquire {
             first: first.ticket,
             ttl: first.ttl,
             queue: self.attempts < self.waitlist.len(),
-            // Enough for the queue as it is and some company; no more than that,
-            // to keep a key's counter behind the server's clock.
-            tokens: waiting.saturating_mul(2).saturating_add(6).min(limits.count.saturating_add(2)),
+            tokens: self.tokens_wanted(limits),
             instead_of,
         }
+    }
+
+    /// Enough tokens for the queue as it is and some company; no more than that, to keep
+    /// a key's counter behind the server's clock.
+    fn tokens_wanted(&self, limits: HandoverLimits) -> u32 {
+        let waiting = u32::try_from(self.waitlist.len()).unwrap_or(u32::MAX);
+        waiting.saturating_mul(2).saturating_add(6).min(limits.count.saturating_add(2))
     }
 }
 
 impl HeldLease {
+    fn next_token(&mut self) {
+        self.token += 1;
+        self.tokens_left = self.tokens_left.saturating_sub(1);
+    }
+
     fn is_over<F>(&self, view: &View<F>) -> bool {
         view.now.since(self.since) >= view.limits.time
     }
 
     fn suits(&self, next: &Waiter) -> bool {
         next.mode == self.mode && next.ttl == self.ttl
+    }
+
+    fn wants_extension(&self, next: Option<&Waiter>, limits: HandoverLimits) -> bool {
+        self.extension == Extension::NotAsked
+            && self.mode == Mode::Exclusive
+            && !self.others_wait
+            // Somebody was admitted since it was extended last.
+            && self.admissions >= limits.extend_after.max(2)
+            && next.is_some_and(|next| self.suits(next))
     }
 
     fn serves<F: Fn(ClaimId) -> bool>(&self, next: &Waiter, view: &View<F>) -> bool {
@@ -432,8 +475,8 @@ impl HeldLease {
             return true;
         }
         // The last token is kept for a downgrade.
-        let token_left = self.token + 1 < self.last_token
-            || (self.mode == Mode::Shared && self.token < self.last_token);
+        let kept = u32::from(self.mode != Mode::Shared);
+        let token_left = self.tokens_left > kept;
         let fit = (view.can_hand_over)(self.claim) || view.planted.is(Bug::HandoverIgnoresDeadline);
         fit && token_left && self.admissions <= view.limits.count && !self.is_over(view)
     }

@@ -12,12 +12,15 @@
 //! that it returns; the simulation of `dlock-testkit` does the same on a virtual
 //! clock and network. Gate and keeper do not know each other.
 
+mod coverage;
 mod engine;
 mod gate;
 mod keeper;
 mod timers;
 mod types;
+mod waitlist;
 
+pub use self::coverage::{Coverage, Transition};
 pub use self::engine::Engine;
 pub use self::types::{
     Action, Actions, CallId, GateId, HandoverLimits, Lane, LeaseStatus, Limits, LockRequest,

@@ -33,6 +33,8 @@ pub struct HandoverLimits {
     pub count: u32,
     /// How long after the grant at most.
     pub time: Duration,
+    /// After how many hand-overs the lease is extended, if nobody else seems to wait.
+    pub extend_after: u32,
 }
 
 /// Something to do.
@@ -139,6 +141,8 @@ pub enum Outcome {
         token: u64,
         /// Whether it came from another task of this process.
         handed_over: bool,
+        /// Whether it waited for another holder, and not only for an answer.
+        queued: bool,
         /// How long it took.
         waited: Duration,
         /// Since when.

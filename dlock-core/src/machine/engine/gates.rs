@@ -11,6 +11,7 @@ use crate::claim::{Holder, LossReason, Release};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation};
 use crate::key::Key;
+use crate::machine::coverage::Transition;
 use crate::machine::gate::{Gate, Step, View};
 use crate::machine::keeper::{ClaimEvent, ClaimRequest};
 use crate::machine::types::{Action, Actions, ClaimId, GateId, LockRequest, Refusal, Ticket};
@@ -23,7 +24,7 @@ pub(super) struct GateEntry {
     pub(super) obstacle: Option<Box<Obstacle>>,
 }
 
-/// What the backend last event while somebody waited.
+/// What the backend said last while somebody waited.
 pub(super) enum Obstacle {
     /// Who is in the way.
     HeldBy(Arc<Holder>),
@@ -36,6 +37,24 @@ impl GateEntry {
         match self.obstacle.as_deref() {
             Some(Obstacle::HeldBy(holder)) => Some(holder.clone()),
             _ => None,
+        }
+    }
+
+    /// The transition that this step is.
+    fn transition(&self, step: &Step) -> Transition {
+        match step {
+            Step::Admit { .. } if matches!(self.kind, Kind::Nested { .. }) => {
+                Transition::AdmitNested
+            }
+            Step::Admit { handed_over: false, .. } => Transition::Admit,
+            Step::Admit { .. } if self.gate.holders().len() > 1 => Transition::Join,
+            Step::Admit { .. } => Transition::HandOver,
+            Step::RefuseBusy { .. } => Transition::RefuseBusy,
+            Step::Retire => Transition::Retire,
+            Step::Extend { .. } => Transition::Extend,
+            Step::Acquire { instead_of: None, .. } => Transition::Acquire,
+            Step::Acquire { .. } => Transition::AcquireInstead,
+            Step::Release { .. } => Transition::Release,
         }
     }
 
@@ -66,7 +85,8 @@ impl<W> Engine<W> {
         request: &LockRequest<'_>,
     ) -> Option<GateId> {
         let entry = self.tickets.get(parent)?;
-        let Phase::Admitted { token, .. } = entry.phase else { return None };
+        // Who was told that its time is over has a lease that is no longer renewed.
+        let Phase::Admitted { token, revoked: None, .. } = entry.phase else { return None };
         if let Some(nested) = entry.nested {
             return Some(nested);
         }
@@ -174,13 +194,16 @@ impl<W> Engine<W> {
                 gate_entry.gate.ended();
                 self.refuse_all(id, &Refusal::Failed(error), out);
             }
+            ClaimEvent::Extended { sent, grant } => gate_entry.gate.extended(sent, grant),
             ClaimEvent::Renewed { others_wait } => {
+                gate_entry.gate.not_extended();
                 if others_wait {
                     gate_entry.gate.set_others_wait();
                 }
                 out.push(Action::Renewed(gate_entry.key.clone()));
             }
             ClaimEvent::Uncertain(error) => {
+                gate_entry.gate.not_extended();
                 out.push(Action::Uncertain(gate_entry.key.clone(), error))
             }
             ClaimEvent::Lost(reason) => self.lost(id, claim, reason, out),
@@ -273,7 +296,11 @@ impl<W> Engine<W> {
             let can_hand_over = |claim| keeper.can_hand_over(now, claim);
             let view =
                 View { now, can_hand_over, limits: self.limits.handover, planted: self.planted };
-            match gate_entry.gate.next(view) {
+            let step = gate_entry.gate.next(view);
+            if let Some(step) = &step {
+                self.coverage.count(gate_entry.transition(step));
+            }
+            match step {
                 Some(Step::Admit { ticket, token, handed_over }) => {
                     self.admit(now, id, ticket, token, handed_over, out);
                 }
@@ -282,6 +309,11 @@ impl<W> Engine<W> {
                     self.refuse(id, ticket, refusal, out);
                 }
                 Some(Step::Retire) => self.retire_lease(id),
+                Some(Step::Extend { claim, tokens }) => {
+                    if !self.keeper.extend(now, claim, tokens, out) {
+                        gate_entry.gate.not_extended();
+                    }
+                }
                 Some(Step::Acquire { first, ttl, queue, tokens, instead_of }) => {
                     let entry = &self.tickets[first];
                     let request = ClaimRequest {
@@ -321,12 +353,20 @@ impl<W> Engine<W> {
         }
         for ticket in holders {
             let Some(entry) = self.tickets.get_mut(ticket) else { continue };
-            if entry.gate == id {
+            // Who is nested may outlive its parent, so both its own gate and the one
+            // inside it must know where the lease is now.
+            let own = if entry.gate == id {
                 entry.gate = retired;
-            }
-            let nested = entry.nested.and_then(|nested| self.gates.get_mut(nested));
-            if let Some(GateEntry { kind: Kind::Nested { root, .. }, .. }) = nested {
-                *root = retired;
+                None
+            } else {
+                Some(entry.gate)
+            };
+            for gate in own.into_iter().chain(entry.nested) {
+                if let Some(GateEntry { kind: Kind::Nested { root, .. }, .. }) =
+                    self.gates.get_mut(gate)
+                {
+                    *root = retired;
+                }
             }
         }
     }
@@ -349,6 +389,7 @@ impl<W> Engine<W> {
     ) {
         self.no_longer_waits(id);
         let gate_entry = &self.gates[id];
+        let was_queued = gate_entry.gate.was_queued();
         let (claim, root) = match gate_entry.kind {
             Kind::Nested { root, .. } => {
                 (self.gates.get(root).and_then(|gate_entry| gate_entry.gate.claim()), Some(root))
@@ -357,7 +398,8 @@ impl<W> Engine<W> {
         };
         let (Some(claim), Some(entry)) = (claim, self.tickets.get_mut(ticket)) else { return };
         let asked = std::mem::replace(&mut entry.since, now);
-        entry.phase = Phase::Admitted { claim, token, handed_over, asked, revoked: None };
+        let queued = now > asked && (entry.is_behind || was_queued);
+        entry.phase = Phase::Admitted { claim, token, handed_over, queued, asked, revoked: None };
         out.push(Action::Wake(ticket));
         let ends = entry.ends();
         if ends < Moment::NEVER {

@@ -8,7 +8,8 @@ use super::{Engine, Phase, TicketEntry};
 use crate::claim::{LossReason, Mode, Release, ReleaseOutcome};
 use crate::clock::{Moment, nanos};
 use crate::error::Result;
-use crate::machine::types::{Action, Actions, ClaimId, GateId, LeaseStatus, Ticket};
+use crate::machine::coverage::Transition;
+use crate::machine::types::{Action, Actions, ClaimId, GateId, LeaseStatus, Refusal, Ticket};
 use crate::planted_bug::Bug;
 
 impl<W> Engine<W> {
@@ -136,6 +137,7 @@ impl<W> Engine<W> {
         *token = self.gates.get_mut(gate)?.gate.downgrade()?;
         entry.mode = Mode::Shared;
         let token = *token;
+        self.coverage.count(Transition::Downgrade);
         self.keeper.downgrade(now, claim, out);
         self.settle(now, gate, &mut None, out);
         Some(token)
@@ -144,7 +146,12 @@ impl<W> Engine<W> {
     /// Tells every holder that it is over. Their leases are released when they
     /// let go, or else end by themselves.
     pub fn revoke_all(&mut self, out: &mut Actions) {
-        for ticket in self.tickets.keys().collect::<Vec<_>>() {
+        // Those nested in a holder may still wait: nobody is let in from now on.
+        for id in self.gates.keys().collect::<Vec<_>>() {
+            self.refuse_all(id, &Refusal::ShuttingDown, out);
+        }
+        let skip = usize::from(self.planted.is(Bug::RevokeSkipsOne));
+        for ticket in self.tickets.keys().skip(skip).collect::<Vec<_>>() {
             self.revoke(ticket, LossReason::Shutdown, out);
         }
     }
@@ -157,8 +164,12 @@ impl<W> Engine<W> {
         }
         let claim = *claim;
         *revoked = Some(Box::new(reason.clone()));
+        self.coverage.count(Transition::Revoke);
         out.push(Action::Wake(ticket));
-        let gate = entry.gate;
+        let (gate, inside) = (entry.gate, entry.nested);
+        if let Some(inside) = inside {
+            self.refuse_all(inside, &Refusal::Lost, out);
+        }
         let root = self.root_of(gate);
         let Some(gate_entry) = self.gates.get(root) else { return };
         out.push(Action::Lost(gate_entry.key.clone(), reason));

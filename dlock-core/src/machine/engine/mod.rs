@@ -18,19 +18,21 @@ use std::time::Duration;
 use slotmap::SlotMap;
 
 use self::gates::{GateEntry, Kind};
-use super::gate::{Gate, Waiter};
+use super::coverage::{Coverage, Transition};
+use super::gate::Gate;
 use super::keeper::Keeper;
 use super::timers::Timers;
 use super::types::{
     Actions, CallId, ClaimId, GateId, Lane, LeaseStatus, Limits, LockRequest, Outcome, Refusal,
     Ticket, TicketSnapshot, Wait,
 };
+use super::waitlist::Waiter;
 use crate::claim::{Answer, Holder, LossReason, Mode, Notice, Owner, ReleaseOutcome};
 use crate::clock::{Moment, nanos};
 use crate::collections::Map;
 use crate::error::Result;
 use crate::key::Key;
-use crate::planted_bug::PlantedBug;
+use crate::planted_bug::{Bug, PlantedBug};
 
 mod gates;
 mod holds;
@@ -39,6 +41,8 @@ struct TicketEntry<W> {
     gate: GateId,
     mode: Mode,
     since: Moment,
+    /// Whether it stood behind another task when it came.
+    is_behind: bool,
     phase: Phase,
     /// In nanoseconds.
     max_hold: Option<NonZeroU64>,
@@ -63,6 +67,8 @@ enum Phase {
         claim: ClaimId,
         token: u64,
         handed_over: bool,
+        /// Whether it waited for another holder.
+        queued: bool,
         /// Since when it had waited.
         asked: Moment,
         revoked: Option<Box<LossReason>>,
@@ -96,6 +102,7 @@ pub struct Engine<W> {
     limits: Limits,
     closed: bool,
     planted: PlantedBug,
+    coverage: Coverage,
 }
 
 impl<W> Engine<W> {
@@ -114,6 +121,7 @@ impl<W> Engine<W> {
             limits,
             closed: false,
             planted,
+            coverage: Coverage::default(),
         }
     }
 
@@ -167,6 +175,7 @@ impl<W> Engine<W> {
             gate,
             mode: request.mode,
             since: now,
+            is_behind: false,
             phase: Phase::Waiting,
             max_hold: request.max_hold.and_then(|hold| NonZeroU64::new(nanos(hold))),
             holder: request.holder,
@@ -191,6 +200,11 @@ impl<W> Engine<W> {
         }
         self.settle(now, gate, &mut None, out);
         self.set_alarm(gate, deadline);
+        if let Some(gate_entry) = self.gates.get(gate)
+            && let Some(entry) = self.tickets.get_mut(ticket)
+        {
+            entry.is_behind = gate_entry.gate.is_behind(ticket, entry.mode);
+        }
         Ok(ticket)
     }
 
@@ -204,9 +218,10 @@ impl<W> Engine<W> {
                 self.tickets.remove(ticket);
                 Outcome::Refused(refusal)
             }
-            Phase::Admitted { token, handed_over, asked, .. } => Outcome::Admitted {
+            Phase::Admitted { token, handed_over, queued, asked, .. } => Outcome::Admitted {
                 token: *token,
                 handed_over: *handed_over,
+                queued: *queued,
                 waited: entry.since.since(*asked),
                 since: entry.since,
             },
@@ -214,6 +229,7 @@ impl<W> Engine<W> {
             Phase::Lost { token, .. } => Outcome::Admitted {
                 token: *token,
                 handed_over: false,
+                queued: false,
                 waited: Duration::ZERO,
                 since: entry.since,
             },
@@ -308,6 +324,22 @@ impl<W> Engine<W> {
         }
     }
 
+    /// The backend may have lost what it had: every claim says now what it would say when
+    /// it is due.
+    pub fn ask_again(&mut self, now: Moment, out: &mut Actions) {
+        self.keeper.ask_again(now);
+        self.tick(now, out);
+    }
+
+    /// The session with the store ended, and all locks with it: every holder is told, and
+    /// who waits asks again.
+    pub fn session_lost(&mut self, now: Moment, out: &mut Actions) {
+        for owner in self.keeper.session_lost(now) {
+            self.notice(now, owner, Notice::Lost(LossReason::SessionLost), out);
+        }
+        self.tick(now, out);
+    }
+
     /// When [`Engine::tick`] has something to do.
     pub fn next_due(&self) -> Moment {
         self.keeper.next_due().min(self.waits.next()).min(self.holds.next())
@@ -316,6 +348,10 @@ impl<W> Engine<W> {
     /// Takes no new claims; who waits is refused.
     pub fn close(&mut self, now: Moment, out: &mut Actions) {
         self.closed = true;
+        self.coverage.count(Transition::Close);
+        if self.planted.is(Bug::CloseKeepsWaiters) {
+            return;
+        }
         for id in self.gates.keys().collect::<Vec<_>>() {
             self.refuse_all(id, &Refusal::ShuttingDown, out);
             self.settle(now, id, &mut None, out);
@@ -345,6 +381,14 @@ impl<W> Engine<W> {
             && self.shared.len() == self.gates.len()
             && self.separate_waiters.is_empty()
             && self.keeper.is_empty()
+    }
+
+    /// How often each transition was taken.
+    #[cfg(feature = "simulation")]
+    pub fn coverage(&self) -> Coverage {
+        let mut coverage = self.coverage.clone();
+        coverage.add(self.keeper.coverage());
+        coverage
     }
 
     /// Whether no release is owed to the backend.

@@ -1,12 +1,15 @@
 //! Pure: what the backend's answers and notices do to a claim.
 
-use super::tracked_claim::{InDoubt, InFlight, Phase};
-use super::{Answer, CallId, ClaimEvent, ClaimId, Keeper, LOOK, RETRIES_PER_TTL};
+use super::tracked_claim::{InDoubt, InFlight, Phase, TrackedClaim};
+use super::{
+    Answer, CallId, ClaimEvent, ClaimId, Keeper, LOOK, RETRIES_PER_TTL, SESSION_LOOK, Validity,
+};
 use crate::claim::{
-    AcquireOutcome, LossReason, Notice, Owner, Release, ReleaseOutcome, RenewOutcome,
+    AcquireOutcome, Grant, LossReason, Notice, Owner, Release, ReleaseOutcome, RenewOutcome,
 };
 use crate::clock::Moment;
 use crate::error::Result;
+use crate::machine::coverage::Transition;
 use crate::machine::types::{Actions, GateId};
 use crate::planted_bug::Bug;
 use rand::RngExt as _;
@@ -27,6 +30,7 @@ impl Keeper {
             return None; // superseded by a later call
         }
         let in_flight = tracked.in_flight.take()?;
+        let asks_again = std::mem::take(&mut tracked.asks_again);
         tracked.count_doubt(now, &answer);
         let gate = tracked.gate;
         if let Some(event) = self.expire(now, id, out) {
@@ -46,19 +50,27 @@ impl Keeper {
             }
             (Phase::Held { .. }, Answer::Acquire(outcome)) => {
                 // Asked for once more just before the hand-over's notice came.
+                let ttl = tracked.claim.ttl;
                 match outcome {
                     Ok(AcquireOutcome::Granted(_)) => {
-                        self.prolong(now, id, in_flight.sent);
+                        self.prolong(id, Validity::sent(now, in_flight.sent, ttl));
+                    }
+                    Ok(AcquireOutcome::SessionGranted { term, .. }) => {
+                        self.prolong(id, Validity::of_session(now, term));
                     }
                     _ => self.send(now, id, out),
                 }
                 None
             }
             (Phase::Held { .. }, Answer::Renew(outcome)) => {
-                self.renewal_answered(now, id, in_flight, outcome)
+                self.renewal_answered(now, id, in_flight, outcome, out)
             }
             _ => None,
         };
+        let is_idle = |tracked: &TrackedClaim| tracked.in_flight.is_none() && tracked.due > now;
+        if asks_again && self.claims.get(id).is_some_and(is_idle) {
+            self.set_due(id, now);
+        }
         event.map(|event| (id, gate, event))
     }
 
@@ -76,7 +88,10 @@ impl Keeper {
         let (give_up, reply_to, was_told) = (*give_up, reply_to.take(), *told);
         *told = true;
         match (&outcome, tracked.doubt) {
-            (Ok(_), InDoubt(settled)) if in_flight.sent < settled => self.set_due(id, settled),
+            (Ok(_), InDoubt(settled)) if in_flight.sent < settled => {
+                self.coverage.count(Transition::ReleaseInDoubt);
+                self.set_due(id, settled);
+            }
             (Ok(_), _) => {
                 self.remove(id);
             }
@@ -103,26 +118,28 @@ impl Keeper {
         let tracked = self.claims.get_mut(id)?;
         match outcome {
             // The backend took it away before its answer came.
-            Ok(AcquireOutcome::Granted(_)) if tracked.is_lost_since(in_flight.sent) => {
+            Ok(AcquireOutcome::Granted(_) | AcquireOutcome::SessionGranted { .. })
+                if tracked.is_lost_since(in_flight.sent)
+                    && !planted.is(Bug::EarlyLossForgotten) =>
+            {
                 tracked.given_up();
                 tracked.phase = Phase::Acquiring;
+                self.coverage.count(Transition::GrantVoid);
                 let retry = self.retry_in(id);
                 self.set_due(id, now + retry);
                 None
             }
             Ok(AcquireOutcome::Granted(grant)) => {
-                tracked.given_up();
                 let counted_from =
                     if planted.is(Bug::LeaseCountedFromReply) { now } else { in_flight.sent };
-                if self.hold(now, id, counted_from, self.claims[id].claim.ttl) {
-                    Some(ClaimEvent::Granted(grant))
-                } else {
-                    // Came too late to be of use. Asked again, but not at once: the
-                    // ttl may be shorter than the way.
-                    let retry = self.retry_in(id);
-                    self.set_due(id, now + retry);
-                    None
+                let validity = Validity::sent(now, counted_from, tracked.claim.ttl);
+                self.granted(now, id, grant, validity)
+            }
+            Ok(AcquireOutcome::SessionGranted { grant, mut term }) => {
+                if planted.is(Bug::LeaseCountedFromReply) {
+                    term.as_of = now;
                 }
+                self.granted(now, id, grant, Validity::of_session(now, term))
             }
             Ok(AcquireOutcome::Queued { free_in, holder }) => {
                 tracked.given_up();
@@ -133,6 +150,14 @@ impl Keeper {
                 let look = free_in.map_or(look, |free| look.min(free + Duration::from_millis(1)));
                 let due = if planted.is(Bug::LostWakeup) { Moment::NEVER } else { now + look };
                 self.set_due(id, due);
+                Some(ClaimEvent::Queued(holder))
+            }
+            Ok(AcquireOutcome::SessionQueued { holder }) => {
+                tracked.given_up();
+                tracked.phase = Phase::Queued;
+                tracked.failures = 0;
+                let spread = self.random.random_range(0.75..1.0);
+                self.set_due(id, now + SESSION_LOOK.mul_f64(spread));
                 Some(ClaimEvent::Queued(holder))
             }
             Ok(AcquireOutcome::Busy { holder }) => {
@@ -157,26 +182,52 @@ impl Keeper {
         }
     }
 
+    fn granted(
+        &mut self,
+        now: Moment,
+        id: ClaimId,
+        grant: Grant,
+        validity: Validity,
+    ) -> Option<ClaimEvent> {
+        self.claims.get_mut(id)?.given_up();
+        if self.hold(now, id, validity) {
+            return Some(ClaimEvent::Granted(grant));
+        }
+        // It came too late to be of use. It is asked for again, but not at once: the ttl may
+        // be shorter than the way.
+        self.coverage.count(Transition::GrantTooLate);
+        let retry = self.retry_in(id);
+        self.set_due(id, now + retry);
+        None
+    }
+
     fn renewal_answered(
         &mut self,
         now: Moment,
         id: ClaimId,
         in_flight: InFlight,
         outcome: Result<RenewOutcome>,
+        out: &mut Actions,
     ) -> Option<ClaimEvent> {
         match outcome {
             Ok(RenewOutcome::Held { others_wait }) => {
-                let planted = self.planted;
-                let sent =
-                    if planted.is(Bug::LeaseCountedFromReply) { now } else { in_flight.sent };
-                self.prolong(now, id, sent);
-                if planted.is(Bug::OneShotRenewal) {
-                    self.stop_renewing(id);
-                }
+                self.renewed(now, id, in_flight);
                 Some(ClaimEvent::Renewed { others_wait })
             }
+            Ok(RenewOutcome::SessionHeld { others_wait, mut term }) => {
+                if self.planted.is(Bug::LeaseCountedFromReply) {
+                    term.as_of = now;
+                }
+                self.prolong(id, Validity::of_session(now, term));
+                Some(ClaimEvent::Renewed { others_wait })
+            }
+            Ok(RenewOutcome::Extended(grant)) => {
+                self.renewed(now, id, in_flight);
+                Some(ClaimEvent::Extended { sent: in_flight.sent, grant })
+            }
             Ok(RenewOutcome::Lost) => {
-                self.remove(id);
+                self.coverage.count(Transition::RenewalLost);
+                self.taken_away(now, id, out);
                 Some(ClaimEvent::Lost(LossReason::Forgotten))
             }
             Err(error) => {
@@ -196,6 +247,27 @@ impl Keeper {
         }
     }
 
+    fn renewed(&mut self, now: Moment, id: ClaimId, in_flight: InFlight) {
+        let planted = self.planted;
+        let sent = if planted.is(Bug::LeaseCountedFromReply) { now } else { in_flight.sent };
+        let ttl = self.claims[id].claim.ttl;
+        self.prolong(id, Validity::sent(now, sent, ttl));
+        if planted.is(Bug::OneShotRenewal) {
+            self.stop_renewing(id);
+        }
+    }
+
+    /// The backend no longer has the lease. An acquire that is under way, or was never
+    /// answered, may bring it back: then it is released, as any other (rule 6).
+    fn taken_away(&mut self, now: Moment, id: ClaimId, out: &mut Actions) {
+        let Some(tracked) = self.claims.get(id) else { return };
+        if tracked.awaits_acquire() || tracked.is_in_doubt(now) {
+            self.release(now, id, Release::Now, None, out);
+        } else {
+            self.remove(id);
+        }
+    }
+
     /// What a claim says upon a notice of the backend.
     pub(crate) fn notice(
         &mut self,
@@ -210,15 +282,29 @@ impl Keeper {
         let tracked = self.claims.get_mut(id)?;
         let gate = tracked.gate;
         let event = match (notice, tracked.phase) {
+            // It was taken away already, and that notice has overtaken this one.
+            (Notice::Granted { sent, .. }, Phase::Acquiring | Phase::Queued)
+                if tracked.is_lost_since(sent) && !self.planted.is(Bug::EarlyLossForgotten) =>
+            {
+                tracked.given_up();
+                self.coverage.count(Transition::GrantVoid);
+                if tracked.in_flight.is_none() {
+                    self.send(now, id, out);
+                }
+                None
+            }
             (Notice::Granted { grant, sent }, Phase::Acquiring | Phase::Queued) => {
                 tracked.given_up();
                 let counted_from =
                     if self.planted.is(Bug::HandoverCountedFromReceipt) { now } else { sent };
                 let patience = tracked.claim.patience();
                 let asking = tracked.awaits_acquire();
-                let held = self.hold(now, id, counted_from, patience);
+                let held = self.hold(now, id, Validity::sent(now, counted_from, patience));
                 if !asking {
                     self.send(now, id, out); // confirm it, or ask again
+                }
+                if held {
+                    self.coverage.count(Transition::GrantedByNotice);
                 }
                 held.then_some(ClaimEvent::Granted(grant))
             }
@@ -229,12 +315,13 @@ impl Keeper {
                 None
             }
             (Notice::Lost(reason), Phase::Held { .. }) => {
-                self.remove(id);
+                self.coverage.count(Transition::TakenAway);
+                self.taken_away(now, id, out);
                 Some(ClaimEvent::Lost(reason))
             }
             // It has overtaken the grant that it is about.
             (Notice::Lost(_), Phase::Acquiring | Phase::Queued) => {
-                tracked.lost_early = Some(now);
+                tracked.lost_early = now;
                 None
             }
             _ => None,

@@ -16,8 +16,9 @@
 //! Invariants:
 //! - *Deadline*: a moment before the answered request was sent, plus the term,
 //!   minus the drift margin. For a hand-over the request is the asking
-//!   that the notice names and the term the patience. A deadline is never counted from an answer
-//!   or a notice, and a lost lease never comes back.
+//!   that the notice names and the term the patience. For what a session holds it is the
+//!   session's last answered keep-alive, with the term that the answer says. A deadline is
+//!   never counted from an answer or a notice, and a lost lease never comes back.
 //! - *Order*: a release is not sent while an acquire is unanswered. A renewal
 //!   may be: it creates nothing.
 //! - *InDoubt*: an acquire that was never answered may yet be applied, even after
@@ -33,6 +34,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use slotmap::SlotMap;
 
+use super::coverage::{Coverage, Transition};
 use super::timers::Timers;
 use crate::claim::{
     Answer, Claim, Grant, Holder, LossReason, Mode, Owner, Release, ReleaseOutcome, Request,
@@ -45,8 +47,10 @@ use crate::planted_bug::{Bug, PlantedBug};
 
 mod answers;
 mod tracked_claim;
+mod validity;
 
 use self::tracked_claim::{InDoubt, InFlight, Phase, TrackedClaim};
+use self::validity::{Validity, margin};
 
 /// What became of a claim.
 #[derive(Debug)]
@@ -62,6 +66,11 @@ pub(crate) enum ClaimEvent {
     Failed(Error),
     Renewed {
         others_wait: bool,
+    },
+    /// Renewed by a request sent then, and the lease has these tokens from now on.
+    Extended {
+        sent: Moment,
+        grant: Grant,
     },
     Uncertain(Error),
     Lost(LossReason),
@@ -85,26 +94,16 @@ pub(crate) struct ClaimRequest {
 
 /// The longest time between two looks at a lock that is waited for.
 const LOOK: Duration = Duration::from_secs(1);
+/// The same, for a place in the queue that lives by a session.
+const SESSION_LOOK: Duration = Duration::from_secs(10);
 /// How long a backend that answers again may take to read what was sent before.
 const SETTLE: Duration = Duration::from_secs(1);
 /// How long a release is tried beyond the ttl when an acquire is in doubt.
 const OWED: Duration = Duration::from_secs(60);
-/// How often a lease is renewed in its term.
-const RENEWALS_PER_TERM: u64 = 3;
-/// Into how many beats a term is divided: leases that are due in one are renewed
-/// together.
-const BEATS: u64 = 1024;
-/// Renewals are spread from seven eighths of their time on.
-const EARLIEST_RENEWAL: u64 = BEATS * 7 / 8;
 /// A renewal that failed is tried again after this part of the ttl.
 const RETRIES_PER_TTL: u32 = 12;
 /// The pause before a failed acquire or release is tried again; it doubles.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
-
-/// Clocks of two machines may differ by this much in rate: one in fifty.
-fn margin(term: Duration) -> Duration {
-    Duration::from_nanos(nanos(term) / 50)
-}
 
 #[derive(Debug)]
 pub(crate) struct Keeper {
@@ -114,6 +113,7 @@ pub(crate) struct Keeper {
     timers: Timers<ClaimId>,
     random: StdRng,
     planted: PlantedBug,
+    coverage: Coverage,
 }
 
 impl Keeper {
@@ -124,6 +124,7 @@ impl Keeper {
             timers: Timers::new(),
             random: StdRng::from_seed(seed),
             planted,
+            coverage: Coverage::default(),
         }
     }
 
@@ -178,6 +179,24 @@ impl Keeper {
         if let Some(tracked) = self.claims.get_mut(id) {
             tracked.gate = gate;
         }
+    }
+
+    /// Renews a lease and asks for further tokens. Nothing happens, and false is
+    /// returned, unless the lease is held for certain and no call of it is under way.
+    pub(crate) fn extend(
+        &mut self,
+        now: Moment,
+        id: ClaimId,
+        tokens: u32,
+        out: &mut Actions,
+    ) -> bool {
+        let Some(tracked) = self.claims.get_mut(id) else { return false };
+        let certain = matches!(tracked.phase, Phase::Held { certain: true, renewing: true });
+        if !certain || tracked.in_flight.is_some() || now >= tracked.deadline {
+            return false;
+        }
+        self.send_with(now, id, tokens, out);
+        true
     }
 
     /// Nobody wants the claim any more.
@@ -264,6 +283,38 @@ impl Keeper {
         }
     }
 
+    /// Makes every claim due: leases are renewed, and who waits asks again. A claim that
+    /// waits for an answer does so when it is there.
+    pub(crate) fn ask_again(&mut self, now: Moment) {
+        for id in self.claims.keys().collect::<Vec<_>>() {
+            let Some(tracked) = self.claims.get_mut(id) else { continue };
+            if tracked.in_flight.is_some() {
+                tracked.asks_again = true;
+            } else if tracked.due > now {
+                self.set_due(id, now);
+            }
+        }
+    }
+
+    /// The session ended. Answers that are under way tell of what it had: a grant is void,
+    /// and who waits asks again. The owners of leases, who are to be told, are returned.
+    pub(crate) fn session_lost(&mut self, now: Moment) -> Vec<Owner> {
+        let mut held = Vec::new();
+        for id in self.claims.keys().collect::<Vec<_>>() {
+            let Some(tracked) = self.claims.get_mut(id) else { continue };
+            match tracked.phase {
+                Phase::Held { .. } => held.push(tracked.claim.owner),
+                Phase::Acquiring | Phase::Queued if tracked.in_flight.is_some() => {
+                    tracked.lost_early = now;
+                    tracked.asks_again = true;
+                }
+                Phase::Acquiring | Phase::Queued => self.set_due(id, now),
+                Phase::Releasing { .. } => {}
+            }
+        }
+        held
+    }
+
     /// The deadline has passed: the lease is lost, and what may be left of it at
     /// the backend is released.
     pub(crate) fn expire(
@@ -276,8 +327,15 @@ impl Keeper {
         if !matches!(tracked.phase, Phase::Held { .. }) || now < tracked.deadline {
             return None;
         }
+        self.coverage.count(Transition::Expire);
         self.release(now, id, Release::Now, None, out);
         Some(ClaimEvent::Lost(LossReason::Deadline))
+    }
+
+    /// How often each transition was taken.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn coverage(&self) -> &Coverage {
+        &self.coverage
     }
 
     pub(crate) fn next_due(&self) -> Moment {
@@ -335,6 +393,11 @@ impl Keeper {
 
     /// Sends what the phase calls for.
     fn send(&mut self, now: Moment, id: ClaimId, out: &mut Actions) {
+        self.send_with(now, id, 0, out);
+    }
+
+    /// The same; a renewal asks for this many further tokens.
+    fn send_with(&mut self, now: Moment, id: ClaimId, further: u32, out: &mut Actions) {
         let Some(tracked) = self.claims.get_mut(id) else { return };
         tracked.seq = tracked.seq.wrapping_add(1);
         let (request, acquire) = match tracked.phase {
@@ -344,7 +407,12 @@ impl Keeper {
                 }
                 (Request::Acquire(tracked.claim.clone()), true)
             }
-            Phase::Held { .. } => (Request::Renew(tracked.claim.clone()), false),
+            Phase::Held { .. } => {
+                if tracked.claim.tokens != further {
+                    Arc::make_mut(&mut tracked.claim).tokens = further;
+                }
+                (Request::Renew(tracked.claim.clone()), false)
+            }
             Phase::Releasing { .. } => {
                 let how =
                     tracked.stays.as_ref().map_or(Release::Now, |stay| Release::After(**stay));
@@ -359,45 +427,6 @@ impl Keeper {
             _ => Moment::NEVER,
         };
         self.set_due(id, until);
-    }
-
-    /// Makes it a lease, if there is anything left of the term.
-    fn hold(&mut self, now: Moment, id: ClaimId, sent: Moment, term: Duration) -> bool {
-        let deadline = sent + (term - margin(term));
-        if deadline <= now {
-            return false;
-        }
-        let tracked = &mut self.claims[id];
-        tracked.phase = Phase::Held { certain: true, renewing: true };
-        tracked.deadline = deadline;
-        tracked.term = nanos(term);
-        tracked.failures = 0;
-        let renew = self.renewal(sent, term);
-        self.set_due(id, renew.max(now).min(deadline));
-        true
-    }
-
-    /// A lease was renewed by a request sent then.
-    fn prolong(&mut self, now: Moment, id: ClaimId, sent: Moment) {
-        let tracked = &mut self.claims[id];
-        let ttl = tracked.claim.ttl;
-        let Phase::Held { certain, .. } = &mut tracked.phase else { return };
-        *certain = true;
-        tracked.deadline = tracked.deadline.max(sent + (ttl - margin(ttl)));
-        tracked.term = nanos(ttl);
-        let deadline = tracked.deadline;
-        let renew = self.renewal(sent, ttl);
-        self.set_due(id, renew.max(now).min(deadline));
-    }
-
-    /// When a lease that was asked for then is to be renewed: after about a third of
-    /// its term, spread out, but on a beat that all leases of this term share, so
-    /// that many are renewed by one call.
-    fn renewal(&mut self, sent: Moment, term: Duration) -> Moment {
-        let beat = (nanos(term) / BEATS).max(1);
-        let spread = self.random.random_range(EARLIEST_RENEWAL..BEATS);
-        let at = (sent + Duration::from_nanos(beat * spread / RENEWALS_PER_TERM)).as_nanos();
-        Moment::from_nanos(at - at % beat)
     }
 
     fn retry_in(&mut self, id: ClaimId) -> Duration {

@@ -21,9 +21,13 @@ pub(super) struct TrackedClaim {
     /// nanoseconds.
     pub(super) term: u64,
     pub(super) due: Moment,
-    pub(super) failures: u32,
-    /// When a notice said that the lease is lost, though no grant was known yet.
-    pub(super) lost_early: Option<Moment>,
+    pub(super) failures: u8,
+    /// Whether it says the same again when the answer is there: that may come from before
+    /// the backend was lost sight of.
+    pub(super) asks_again: bool,
+    /// When a notice said that the lease is lost, though no grant was known yet; zero if
+    /// none did.
+    pub(super) lost_early: Moment,
     pub(super) doubt: InDoubt,
     /// How long the key stays taken after the release.
     pub(super) stays: Option<Box<Duration>>,
@@ -66,7 +70,8 @@ impl TrackedClaim {
             term: 0,
             due: Moment::NEVER,
             failures: 0,
-            lost_early: None,
+            asks_again: false,
+            lost_early: Moment::default(),
             doubt: InDoubt::NONE,
             stays: None,
         }
@@ -99,7 +104,7 @@ impl TrackedClaim {
     /// Whether it was lost after this request was sent, so that a grant in its answer is
     /// void.
     pub(super) fn is_lost_since(&self, sent: Moment) -> bool {
-        self.lost_early.is_some_and(|lost| lost >= sent)
+        self.lost_early > Moment::default() && self.lost_early >= sent
     }
 
     pub(super) fn awaits_acquire(&self) -> bool {

@@ -1,0 +1,92 @@
+//! Pure: how long a lease is certain, and when it is renewed.
+
+use std::time::Duration;
+
+use rand::RngExt as _;
+
+use super::tracked_claim::Phase;
+use super::{ClaimId, Keeper, RETRIES_PER_TTL};
+use crate::claim::SessionTerm;
+use crate::clock::{Moment, nanos};
+
+/// How often a lease is renewed in its term.
+const RENEWALS_PER_TERM: u64 = 3;
+/// Into how many beats a term is divided: leases that are due in one are renewed
+/// together.
+const BEATS: u64 = 1024;
+/// Renewals are spread from seven eighths of their time on.
+const EARLIEST_RENEWAL: u64 = BEATS * 7 / 8;
+
+/// Clocks of two machines may differ by this much in rate: one in fifty.
+pub(super) fn margin(term: Duration) -> Duration {
+    Duration::from_nanos(nanos(term) / 50)
+}
+
+/// How long a lease is certain, and when that is asked again.
+#[derive(Clone, Copy)]
+pub(super) struct Validity {
+    since: Moment,
+    term: Duration,
+    /// It is not renewed earlier than this.
+    earliest_renewal: Moment,
+}
+
+impl Validity {
+    /// That of a lease by a request that was sent then.
+    pub(super) fn sent(now: Moment, sent: Moment, term: Duration) -> Self {
+        Validity { since: sent, term, earliest_renewal: now }
+    }
+
+    /// That of what a session holds. An answer may tell of an old keep-alive, so another
+    /// one is not asked for at once.
+    pub(super) fn of_session(now: Moment, SessionTerm { as_of, term }: SessionTerm) -> Self {
+        let earliest_renewal = now + term / RETRIES_PER_TTL;
+        Validity { since: as_of.min(now), term, earliest_renewal }
+    }
+
+    fn deadline(self) -> Moment {
+        self.since + (self.term - margin(self.term))
+    }
+}
+
+impl Keeper {
+    /// Makes it a lease, if there is anything left of the term.
+    pub(super) fn hold(&mut self, now: Moment, id: ClaimId, validity: Validity) -> bool {
+        if validity.deadline() <= now {
+            return false;
+        }
+        let tracked = &mut self.claims[id];
+        tracked.phase = Phase::Held { certain: true, renewing: true };
+        tracked.deadline = validity.deadline();
+        tracked.failures = 0;
+        self.renew_later(id, validity);
+        true
+    }
+
+    /// A lease was renewed.
+    pub(super) fn prolong(&mut self, id: ClaimId, validity: Validity) {
+        let tracked = &mut self.claims[id];
+        let Phase::Held { certain, .. } = &mut tracked.phase else { return };
+        *certain = true;
+        tracked.deadline = tracked.deadline.max(validity.deadline());
+        self.renew_later(id, validity);
+    }
+
+    fn renew_later(&mut self, id: ClaimId, validity: Validity) {
+        let renewal = self.renewal(validity.since, validity.term);
+        let tracked = &mut self.claims[id];
+        tracked.term = nanos(validity.term);
+        let due = renewal.max(validity.earliest_renewal).min(tracked.deadline);
+        self.set_due(id, due);
+    }
+
+    /// When a lease that was asked for then is to be renewed: after about a third of
+    /// its term, spread out, but on a beat that all leases of this term share, so
+    /// that many are renewed by one call.
+    fn renewal(&mut self, sent: Moment, term: Duration) -> Moment {
+        let beat = (nanos(term) / BEATS).max(1);
+        let spread = self.random.random_range(EARLIEST_RENEWAL..BEATS);
+        let at = (sent + Duration::from_nanos(beat * spread / RENEWALS_PER_TERM)).as_nanos();
+        Moment::from_nanos(at - at % beat)
+    }
+}
