@@ -189,7 +189,15 @@ impl Error {
     }
 
     /// Sets the operation that failed.
-    #[cfg(feature = "redis")]
+    #[cfg(any(
+        feature = "consul",
+        feature = "etcd",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "zookeeper"
+    ))]
     #[must_use]
     pub(crate) fn during(mut self, operation: Operation) -> Self {
         self.0.operation = operation;

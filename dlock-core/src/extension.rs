@@ -19,6 +19,9 @@ use crate::clock::Moment;
 use crate::driver::Core;
 use crate::error::Result;
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub use crate::backend::sql::extension as sql;
+
 /// One value of each type, made when first asked for.
 #[derive(Default)]
 pub struct ExtensionMap(Mutex<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>);
@@ -111,13 +114,39 @@ impl ClientExtension {
         self.in_time(self.redis()?.run_for_extension(script, keys, arguments)).await
     }
 
-    /// Sends a command on the client's Redis connection; see [`script`](Self::script).
+    /// Sends a command on a key of this name; see [`script`](Self::script).
     ///
     /// # Errors
     /// As [`script`](Self::script).
     #[cfg(feature = "redis")]
-    pub async fn command(&self, command: &[&[u8]]) -> Result<redis::Value> {
-        self.in_time(self.redis()?.command_for_extension(command)).await
+    pub async fn command(&self, name: &str, command: &[&[u8]]) -> Result<redis::Value> {
+        self.in_time(self.redis()?.command_for_extension(name, command)).await
+    }
+
+    /// Sends a command to every server that has keys; see [`script`](Self::script).
+    ///
+    /// # Errors
+    /// As [`script`](Self::script).
+    #[cfg(feature = "redis")]
+    pub async fn command_everywhere(&self, command: &[&[u8]]) -> Result<Vec<redis::Value>> {
+        self.in_time(self.redis()?.command_everywhere(command)).await
+    }
+
+    /// Whether the backend is a Redis Cluster, in which a slot may move while a script
+    /// runs.
+    #[cfg(feature = "redis")]
+    pub fn is_redis_cluster(&self) -> bool {
+        self.redis().is_ok_and(crate::backend::redis::Redis::is_cluster)
+    }
+
+    /// The server that serves a key of this name; empty if there is only one. To be polled
+    /// in the driver's runtime: see [`spawn`](Self::spawn).
+    ///
+    /// # Errors
+    /// If no node of a cluster tells, or none serves the key.
+    #[cfg(feature = "redis")]
+    pub async fn redis_server_of(&self, name: &str) -> Result<String> {
+        self.in_time(self.redis()?.server_of(name)).await
     }
 
     /// The name under which Redis keeps what is beside the lock of this key.
@@ -137,6 +166,45 @@ impl ClientExtension {
             Error::new(ErrorKind::Unsupported, Operation::Inventory)
                 .saying("the backend is not Redis")
         })
+    }
+
+    /// The words of SQL of the client's database; `None` if the backend is another one.
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    pub fn sql_dialect(&self) -> Option<sql::Dialect> {
+        self.database().map(sql::SqlDatabase::dialect)
+    }
+
+    /// Does a job in a transaction of the client's database. To be polled in the driver's
+    /// runtime: see [`spawn`](Self::spawn).
+    ///
+    /// # Errors
+    /// `Unknown` if it may have been committed; any other kind: it was not.
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    pub async fn sql<J: sql::Job>(&self, job: &J) -> Result<J::Output> {
+        use crate::error::{Error, ErrorKind, Operation};
+
+        let database = self.database().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, Operation::Inventory)
+                .saying("the backend is not a SQL database")
+        })?;
+        sql::run(database, job).await
+    }
+
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    fn database(&self) -> Option<&dyn sql::SqlDatabase> {
+        #[cfg(feature = "postgres")]
+        if let Some(postgres) = self.backend::<crate::backend::sql::Postgres>() {
+            return Some(postgres);
+        }
+        #[cfg(feature = "mysql")]
+        if let Some(mysql) = self.backend::<crate::backend::sql::MySql>() {
+            return Some(mysql);
+        }
+        #[cfg(feature = "sqlite")]
+        if let Some(sqlite) = self.backend::<crate::backend::sql::Sqlite>() {
+            return Some(sqlite);
+        }
+        None
     }
 
     #[cfg(feature = "redis")]

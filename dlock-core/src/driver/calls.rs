@@ -2,14 +2,17 @@
 //!
 //! A backend that [combines](crate::Capabilities::combines) calls gets them in
 //! batches, from a [`BatchQueue`]. Other backends get each call by itself, except
-//! renewals, which have a call for many.
+//! renewals, which have a call for many; so many of them at once and no more.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::UnboundedSender;
+
 use super::Core;
-use crate::backend::Backend;
+use crate::backend::{Backend, Batch};
 use crate::batch_queue::{BatchLimits, BatchQueue, Full, Priority, Slot};
 use crate::claim::{Answer, Claim, Mode, Request};
 use crate::clock::Moment;
@@ -21,6 +24,8 @@ use crate::machine::CallId;
 const IN_FLIGHT: usize = 2;
 /// No call is given up earlier than this, however short its lease.
 const SHORTEST_CALL: Duration = Duration::from_millis(10);
+/// How many calls that are not combined are made at the same time.
+pub(super) const MAX_SINGLE_CALLS: usize = 256;
 /// How many calls may wait to be sent.
 const PENDING: usize = 100_000;
 
@@ -33,13 +38,14 @@ pub(super) struct PendingCall {
     deadline: Moment,
 }
 
-pub(super) type PendingCalls = Arc<BatchQueue<PendingCall>>;
+/// A queue for each lane of the backend.
+pub(super) type PendingCalls = Box<[Arc<BatchQueue<PendingCall>>]>;
 
-/// The queue for a backend; `None` if it does not combine calls.
+/// The queues for a backend; `None` if it does not combine calls.
 pub(super) fn pending_calls(backend: &dyn Backend) -> Option<PendingCalls> {
     let weight = backend.capabilities().combines;
     let limits = BatchLimits { in_flight: IN_FLIGHT, weight, pending: PENDING };
-    (weight > 1).then(|| BatchQueue::new(limits))
+    (weight > 1).then(|| (0..backend.lanes()).map(|_| BatchQueue::new(limits)).collect())
 }
 
 impl Core {
@@ -51,8 +57,10 @@ impl Core {
         if self.is_in_child() {
             return self.refuse_in_child(shard, calls);
         }
-        let Some(queue) = &self.pending_calls else { return self.send_one_by_one(shard, calls) };
+        let Some(queues) = &self.pending_calls else { return self.send_one_by_one(shard, calls) };
         for (call, request) in calls {
+            let lane = if queues.len() > 1 { self.backend.lane(&request.claim().key) } else { 0 };
+            let queue = &queues[lane % queues.len()];
             let (deadline, weight) = (self.deadline_of(&request), weight_of(&request));
             let priority = match request {
                 Request::Acquire(_) => Priority::Normal,
@@ -61,13 +69,7 @@ impl Core {
             let pending = PendingCall { shard, call, request, deadline };
             match queue.push(pending, weight, priority) {
                 Ok(None) => {}
-                Ok(Some(slot)) => {
-                    if self.spawn(send_batches(self.clone(), slot)).is_err() {
-                        for PendingCall { shard, call, request, .. } in queue.drain() {
-                            self.fail(shard, call, &request);
-                        }
-                    }
-                }
+                Ok(Some(slot)) => self.send_next(slot),
                 Err(Full(PendingCall { shard, call, request, .. })) => {
                     let full = Error::new(ErrorKind::Overloaded, request.operation()).saying(
                         format!("{PENDING} calls wait to be sent to the backend; shed load"),
@@ -75,6 +77,41 @@ impl Core {
                     self.answered(shard, call, request.failed(full));
                 }
             }
+        }
+    }
+
+    /// Sends the next batch, if anything is pending.
+    fn send_next(self: &Arc<Self>, mut slot: Slot<PendingCall>) {
+        let mut pending = Vec::new();
+        while slot.next_batch(&mut pending) {
+            let now = self.now();
+            let mut deadline = Moment::NEVER;
+            let mut to = VecDeque::with_capacity(pending.len());
+            let mut requests = Vec::with_capacity(pending.len());
+            for call in pending.drain(..) {
+                if call.deadline <= now {
+                    let late = not_sent_in_time(&call.request);
+                    self.answered(call.shard, call.call, call.request.failed(late));
+                    continue;
+                }
+                deadline = deadline.min(call.deadline);
+                to.push_back((call.shard, call.call));
+                requests.push(call.request);
+            }
+            if requests.is_empty() {
+                continue;
+            }
+            let (core, slot) = (self.clone(), Some(slot));
+            let batch = BatchInFlight { core, slot, requests, to, deadline };
+            let Err(batch) = self.backend.submit(Box::new(batch)) else { return };
+            if self.jobs.as_ref().is_none_or(UnboundedSender::is_closed) {
+                let failed = |request: &Request| request.failed(driver_ended(request));
+                let answers = batch.requests().iter().map(failed).collect();
+                return batch.complete(answers);
+            }
+            // Should the driver end now, the batch is dropped, and its calls are told.
+            let _ = self.spawn(make(batch, self.backend.clone()));
+            return;
         }
     }
 
@@ -92,9 +129,9 @@ impl Core {
 
     /// Sends what is pending, after a sender was lost to a panic.
     pub(super) fn resume_sending(self: &Arc<Self>) {
-        let slot = self.pending_calls.as_ref().and_then(BatchQueue::slot_for_pending);
-        if let Some(slot) = slot {
-            let _ = self.spawn(send_batches(self.clone(), slot));
+        let queues = self.pending_calls.iter().flatten();
+        for slot in queues.filter_map(BatchQueue::slot_for_pending) {
+            self.send_next(slot);
         }
     }
 
@@ -109,34 +146,27 @@ impl Core {
     }
 
     fn send_one_by_one(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
-        let mut renewals = (Vec::new(), Vec::new());
-        for (call, request) in calls {
-            if let Request::Renew(lease) = request {
-                renewals.0.push(call);
-                renewals.1.push(lease);
-            } else {
-                let sent = self.spawn(send_one(self.clone(), shard, call, request.clone()));
-                if sent.is_err() {
-                    self.fail(shard, call, &request);
-                }
-            }
-        }
-        if !renewals.0.is_empty() {
-            let (calls, leases) = renewals.clone();
-            if self.spawn(renew(self.clone(), shard, calls, leases)).is_err() {
-                for (call, lease) in renewals.0.into_iter().zip(renewals.1) {
-                    self.fail(shard, call, &Request::Renew(lease));
-                }
-            }
+        let is_renewal = |(_, request): &(CallId, Request)| matches!(request, Request::Renew(_));
+        let (renewals, others): (Vec<_>, Vec<_>) = calls.into_iter().partition(is_renewal);
+        let batches = others.into_iter().map(|call| vec![call]).chain([renewals]);
+        for calls in batches.filter(|calls| !calls.is_empty()) {
+            let (to, requests) = calls.into_iter().map(|(call, it)| ((shard, call), it)).unzip();
+            let (core, deadline) = (self.clone(), self.now() + self.call_timeout);
+            let batch = BatchInFlight { core, slot: None, requests, to, deadline };
+            // If the driver has ended, the batch is dropped, and its calls are told.
+            let allowed = self.single_calls.clone();
+            let _ = self.spawn(make_one_by_one(Box::new(batch), self.backend.clone(), allowed));
         }
     }
+}
 
-    /// Answers a call that was not sent, because the driver has ended.
-    fn fail(self: &Arc<Self>, shard: usize, call: CallId, request: &Request) {
-        let ended =
-            Error::new(ErrorKind::Unavailable, request.operation()).saying("the driver has ended");
-        self.answered(shard, call, request.failed(ended));
-    }
+fn not_sent_in_time(request: &Request) -> Error {
+    Error::new(ErrorKind::Unavailable, request.operation())
+        .saying("the backend answered too slowly, so the call was not sent in time")
+}
+
+fn driver_ended(request: &Request) -> Error {
+    Error::new(ErrorKind::Unavailable, request.operation()).saying("the driver has ended")
 }
 
 /// How much of the server's time a call takes, compared with that of an exclusive lock
@@ -148,72 +178,88 @@ fn weight_of(request: &Request) -> usize {
     }
 }
 
-async fn send_batches(core: Arc<Core>, mut slot: Slot<PendingCall>) {
-    let mut batch = Vec::new();
-    while slot.next_batch(&mut batch) {
-        let now = core.now();
-        let (late, batch): (Vec<_>, Vec<_>) =
-            batch.drain(..).partition(|pending| pending.deadline <= now);
-        for PendingCall { shard, call, request, .. } in late {
-            let late = Error::new(ErrorKind::Unavailable, request.operation())
-                .saying("the backend answered too slowly, so the call was not sent in time");
-            core.answered(shard, call, request.failed(late));
+/// Calls on their way, with the slot that lets them be. Those that have no answer when
+/// it is dropped, by a panic or because the runtime ended, may or may not have been made.
+struct BatchInFlight {
+    core: Arc<Core>,
+    /// `None` once it went on to the next batch, and for calls that are not combined.
+    slot: Option<Slot<PendingCall>>,
+    requests: Vec<Request>,
+    to: VecDeque<(usize, CallId)>,
+    /// When they must have been answered.
+    deadline: Moment,
+}
+
+impl Batch for BatchInFlight {
+    fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    fn time_left(&self) -> Duration {
+        self.deadline.since(self.core.now())
+    }
+
+    /// The next batch leaves before anybody is woken.
+    fn complete(mut self: Box<Self>, answers: Vec<Answer>) {
+        if let Some(slot) = self.slot.take() {
+            self.core.send_next(slot);
         }
-        let Some(deadline) = batch.iter().map(|pending| pending.deadline).min() else { continue };
-        let mut unanswered = Unanswered { core: &core, calls: batch.iter().map(to).collect() };
-        let requests: Vec<_> = batch.into_iter().map(|pending| pending.request).collect();
-        let made = tokio::time::timeout(deadline.since(now), core.backend.combined(&requests));
-        let mut answers = made.await.unwrap_or_default().into_iter();
-        for request in requests {
-            let Some((shard, call, _)) = unanswered.calls.pop_front() else { break };
+        self.answer(answers);
+    }
+}
+
+impl BatchInFlight {
+    fn answer(&mut self, answers: Vec<Answer>) {
+        let mut answers = answers.into_iter();
+        while let Some((shard, call)) = self.to.pop_front() {
+            let request = &self.requests[self.requests.len() - self.to.len() - 1];
             let answer = answers.next().unwrap_or_else(|| request.unanswered());
-            core.answered(shard, call, answer);
+            self.core.answered(shard, call, answer);
         }
     }
 }
 
-fn to(pending: &PendingCall) -> (usize, CallId, Request) {
-    (pending.shard, pending.call, pending.request.clone())
-}
-
-/// Calls that were sent. Those that are still here when it is dropped, by a panic, are
-/// answered as unknown, so that no claim waits for ever; and what is pending is sent.
-struct Unanswered<'a> {
-    core: &'a Arc<Core>,
-    calls: VecDeque<(usize, CallId, Request)>,
-}
-
-impl Drop for Unanswered<'_> {
+impl Drop for BatchInFlight {
     fn drop(&mut self) {
-        let panicked = !self.calls.is_empty();
-        for (shard, call, request) in self.calls.drain(..) {
-            self.core.answered(shard, call, request.unanswered());
-        }
-        if panicked {
+        self.answer(Vec::new());
+        if let Some(slot) = self.slot.take() {
+            drop(slot);
             self.core.resume_sending();
         }
     }
 }
 
-async fn send_one(core: Arc<Core>, shard: usize, call: CallId, request: Request) {
-    let made = async {
-        match &request {
-            Request::Acquire(claim) => Answer::Acquire(core.backend.acquire(claim).await),
-            Request::Release(claim, how) => {
-                Answer::Release(core.backend.release(claim, *how).await)
-            }
-            Request::Renew(_) => request.unanswered(), // renewals are sent together
-        }
-    };
-    let made = tokio::time::timeout(core.call_timeout, made).await;
-    core.answered(shard, call, made.unwrap_or_else(|_| request.unanswered()));
+/// Makes calls on the driver's thread.
+async fn make(batch: Box<dyn Batch>, backend: Arc<dyn Backend>) {
+    let made = tokio::time::timeout(batch.time_left(), backend.combined(batch.requests())).await;
+    batch.complete(made.unwrap_or_default());
 }
 
-async fn renew(core: Arc<Core>, shard: usize, calls: Vec<CallId>, leases: Vec<Arc<Claim>>) {
-    let made = tokio::time::timeout(core.call_timeout, core.backend.renew(&leases)).await;
-    let mut answers = made.unwrap_or_default().into_iter();
-    for (call, lease) in calls.into_iter().zip(leases) {
-        let silence = || Request::Renew(lease).unanswered();
-        core.answered(shard, call, answers.next().map_or_else(silence, Answer::Renew));
-    }
+/// Makes calls for a backend that does not combine them: one alone, or renewals.
+async fn make_one_by_one(
+    batch: Box<dyn Batch>,
+    backend: Arc<dyn Backend>,
+    allowed: Arc<Semaphore>,
+) {
+    let requests = batch.requests();
+    let Ok(_allowed) = tokio::time::timeout(batch.time_left(), allowed.acquire()).await else {
+        let answers = requests.iter().map(|request| request.failed(not_sent_in_time(request)));
+        let answers = answers.collect();
+        return batch.complete(answers);
+    };
+    let made = async {
+        match requests {
+            [Request::Acquire(claim)] => vec![Answer::Acquire(backend.acquire(claim).await)],
+            [Request::Release(claim, how)] => {
+                vec![Answer::Release(backend.release(claim, *how).await)]
+            }
+            renewals => {
+                let leases: Vec<Arc<Claim>> =
+                    renewals.iter().map(Request::claim).cloned().collect();
+                backend.renew(&leases).await.into_iter().map(Answer::Renew).collect()
+            }
+        }
+    };
+    let made = tokio::time::timeout(batch.time_left(), made).await;
+    batch.complete(made.unwrap_or_default());
 }

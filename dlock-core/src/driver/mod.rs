@@ -16,7 +16,7 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::thread::ThreadId;
@@ -25,9 +25,10 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use rand::RngExt as _;
 use smallvec::SmallVec;
-use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{Notify, Semaphore};
 
+use self::closing::FLUSH;
 use crate::backend::{Backend, Listener};
 use crate::claim::Answer;
 use crate::clock::{Clock, Moment};
@@ -39,6 +40,7 @@ use crate::observe::dispatch::{Dispatcher, DriverEvent};
 use crate::planted_bug::PlantedBug;
 
 mod calls;
+mod closing;
 mod notices;
 
 pub(crate) type Wakers = SmallVec<[Waker; 1]>;
@@ -55,9 +57,6 @@ pub(crate) fn wake_only(wakers: &mut Wakers, waker: &Waker) -> Wakers {
 }
 pub(crate) type Machine = Engine<Wakers>;
 
-/// How long owed releases are tried when the last client is gone.
-const FLUSH: Duration = Duration::from_millis(100);
-
 pub(crate) struct Core {
     listener: Arc<notices::NoticeListener>,
     shards: Box<[Mutex<Machine>]>,
@@ -67,11 +66,13 @@ pub(crate) struct Core {
     /// What the driver's thread is to do; `None`: calls are made in place.
     jobs: Option<UnboundedSender<Job>>,
     pending_calls: Option<calls::PendingCalls>,
+    /// Lets calls be made that are not combined.
+    single_calls: Arc<Semaphore>,
     timer: Timer,
     pub(crate) observer: Observer,
     events: Dispatcher,
     /// The process that made it: a child after `fork` has no driver.
-    process: u32,
+    process: AtomicU32,
     driver: DriverState,
 }
 
@@ -125,10 +126,11 @@ impl Core {
             call_timeout,
             jobs,
             pending_calls,
+            single_calls: Arc::new(Semaphore::new(calls::MAX_SINGLE_CALLS)),
             timer: Timer { rings: AtomicU64::new(u64::MAX), ..Timer::default() },
             observer,
             events: Dispatcher::default(),
-            process: std::process::id(),
+            process: AtomicU32::new(std::process::id()),
             driver: DriverState::default(),
         });
         let listener: Arc<dyn Listener> = core.listener.clone();
@@ -303,23 +305,15 @@ impl Core {
         self.ask(Operation::Connect, async move { backend.ping().await }).await
     }
 
-    /// Nobody uses the client any more. Releases that are owed are waited for, since the
-    /// process may be about to end, but for 100 ms at most.
-    pub(crate) fn close(&self) {
-        self.timer.closed.store(true, Ordering::Release);
-        self.timer.changed.notify_one();
-        let on_driver = self.driver.thread.get() == Some(&std::thread::current().id());
-        if self.jobs.is_none() || on_driver || self.is_in_child() || self.owes_nothing() {
-            return;
-        }
-        let mut ended = self.driver.ended.lock();
-        let until = std::time::Instant::now() + FLUSH;
-        while !*ended && !self.driver.changed.wait_until(&mut ended, until).timed_out() {}
-    }
-
     /// Whether this is a child of the process that made the client.
     pub(crate) fn is_in_child(&self) -> bool {
-        self.jobs.is_some() && std::process::id() != self.process
+        self.jobs.is_some() && std::process::id() != self.process.load(Ordering::Relaxed)
+    }
+
+    /// From now on it believes that it is in a child.
+    #[cfg(test)]
+    pub(crate) fn set_in_child(&self) {
+        self.process.store(u32::MAX, Ordering::Relaxed);
     }
 
     fn ring_at(self: &Arc<Self>, due: Moment) {
@@ -438,6 +432,7 @@ async fn drive(core: &Arc<Core>, jobs: &mut UnboundedReceiver<Job>) {
             let until = *flush_until.get_or_insert(core.now() + FLUSH);
             let left = until.since(core.now());
             if left.is_zero() || core.owes_nothing() {
+                let _ = tokio::time::timeout(FLUSH, core.backend.close()).await;
                 return;
             }
             pause = Some(pause.unwrap_or(left).min(left));

@@ -38,6 +38,18 @@ impl Listener for NoticeListener {
             delivery.deliver();
         }
     }
+
+    fn reconnected(&self) {
+        if let Some(core) = self.0.upgrade() {
+            core.step_all(|machine, now, actions| machine.ask_again(now, actions));
+        }
+    }
+
+    fn session_lost(&self) {
+        if let Some(core) = self.0.upgrade() {
+            core.step_all(|machine, now, actions| machine.session_lost(now, actions));
+        }
+    }
 }
 
 impl Delivery {

@@ -109,7 +109,7 @@ pub(crate) fn describe() {
     describe_counter!("dlock_acquired_total", "Locks that were acquired.");
     describe_counter!(
         "dlock_waited_total",
-        "Locks that were not acquired at once; on a remote store a round trip counts as well."
+        "Locks that were acquired after a wait, because somebody else had them."
     );
     describe_counter!(
         "dlock_handed_over_total",
@@ -136,14 +136,14 @@ pub(crate) fn describe() {
 /// Records an event.
 pub(crate) fn record(event: &Event<'_>) {
     match *event {
-        Event::Acquired { key, waited, handed_over, .. } => {
+        Event::Acquired { key, waited, queued, handed_over, .. } => {
             let series = Series::of(key);
             counter(&series.acquired).increment(1);
             gauge(&series.held).increment(1);
             if handed_over {
                 counter(&series.handed_over).increment(1);
             }
-            if !waited.is_zero() {
+            if queued {
                 counter(&series.waited).increment(1);
             }
             histogram(&series.wait).record(waited);

@@ -3,7 +3,7 @@
 //! | target | event | level | fields |
 //! |---|---|---|---|
 //! | `dlock::lock` | span `acquire` | debug | `key` |
-//! | `dlock::lock` | `acquired` | debug | `key`, `token`, `waited_us`, `handed_over` |
+//! | `dlock::lock` | `acquired` | debug | `key`, `token`, `waited_us`, `queued`, `handed_over` |
 //! | `dlock::lock` | `refused` | debug | `key`, `error` |
 //! | `dlock::lock` | `released` | debug | `key`, `held_us` |
 //! | `dlock::lease` | `renewed` | trace | `key` |
@@ -57,8 +57,10 @@ pub enum Event<'a> {
         key: &'a Key,
         /// The fencing token; `None` for permits, which have none.
         token: Option<u64>,
-        /// How long the task waited.
+        /// How long it took, with the round trip.
         waited: Duration,
+        /// Whether the task had to wait because somebody else had the lock.
+        queued: bool,
         /// Whether another task of this process handed the lock over.
         handed_over: bool,
     },
@@ -169,9 +171,9 @@ fn micros(duration: Duration) -> u64 {
 
 fn trace(event: &Event<'_>, outage: &Mutex<Outage>) {
     match *event {
-        Event::Acquired { key, token, waited, handed_over } => tracing::debug!(
+        Event::Acquired { key, token, waited, queued, handed_over } => tracing::debug!(
             target: "dlock::lock",
-            key = key.label(), token, waited_us = micros(waited), handed_over, "acquired"
+            key = key.label(), token, waited_us = micros(waited), queued, handed_over, "acquired"
         ),
         Event::Refused { key, error } => {
             tracing::debug!(target: "dlock::lock", key = key.label(), %error, "refused");

@@ -28,6 +28,7 @@ pub(super) struct Admission {
     pub(super) ticket_ref: TicketRef,
     pub(super) token: u64,
     pub(super) handed_over: bool,
+    pub(super) queued: bool,
     pub(super) waited: Duration,
     pub(super) since: Moment,
 }
@@ -77,8 +78,8 @@ impl Future for Acquire<'_> {
                 self.stage = Stage::Waiting(ticket_ref);
                 Poll::Pending
             }
-            Outcome::Admitted { token, handed_over, waited, since } => {
-                Poll::Ready(Ok(Admission { ticket_ref, token, handed_over, waited, since }))
+            Outcome::Admitted { token, handed_over, queued, waited, since } => {
+                Poll::Ready(Ok(Admission { ticket_ref, token, handed_over, queued, waited, since }))
             }
             Outcome::Refused(refusal) => Poll::Ready(Err(refusal)),
         }

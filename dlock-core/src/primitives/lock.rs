@@ -179,9 +179,10 @@ impl<G: LockGuard> Lock<G> {
         if !self.handle.supports(self.mode) {
             return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire)
                 .on(key)
-                .saying(format!("the backend does not support {}", plural(self.mode))));
+                .saying(self.unsupported()));
         }
         self.check_hold_at_least(key)?;
+        let ttl = self.handle.honoured_ttl(self.options.ttl).map_err(|error| error.on(key))?;
         let wait = match (attempt, until, self.options.wait) {
             (false, Some(until), _) => Wait::Until(until),
             (true, ..) | (_, _, Some(Duration::ZERO)) => Wait::Try,
@@ -197,14 +198,14 @@ impl<G: LockGuard> Lock<G> {
         let request = LockRequest {
             key,
             mode: self.mode,
-            ttl: self.options.ttl,
+            ttl,
             wait,
             lane,
             max_hold: self.options.max_hold,
             holder: self.options.holder(&self.handle.holder),
         };
         match Acquire::new(&self.handle, request).await {
-            Ok(Admission { ticket_ref, token, handed_over, waited, since }) => {
+            Ok(Admission { ticket_ref, token, handed_over, queued, waited, since }) => {
                 let handle = self.handle.clone();
                 let at_least = self.options.hold_at_least.unwrap_or_default();
                 let hold = Hold::new(handle, ticket_ref, key.clone(), self.mode, nested)
@@ -214,6 +215,7 @@ impl<G: LockGuard> Lock<G> {
                     key,
                     token: shown,
                     waited,
+                    queued,
                     handed_over,
                 });
                 let token = Token::new(token).ok_or_else(|| {
@@ -225,6 +227,12 @@ impl<G: LockGuard> Lock<G> {
             }
             Err(refusal) => self.refused(key, refusal, wait),
         }
+    }
+
+    fn unsupported(&self) -> String {
+        let hint = self.handle.core.backend().unsupported_hint(self.mode);
+        let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+        format!("the backend does not support {}{hint}", plural(self.mode))
     }
 
     fn check_hold_at_least(&self, key: &Key) -> Result<()> {
