@@ -8,15 +8,31 @@ use std::time::Duration;
 
 pub use crate::claim::{
     AcquireOutcome, Answer, Claim, Grant, Notice, Owner, Release, RenewOutcome, Request,
+    SessionTerm,
 };
 use crate::claim::{Holder, Mode, ReleaseOutcome};
 pub use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
+mod capabilities;
+#[cfg(feature = "consul")]
+pub mod consul;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod memory;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod notice_message;
+#[cfg(any(feature = "redis", feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod per_holder;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub mod sql;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
+
+pub use self::capabilities::{Capabilities, TtlSupport};
 
 /// A call to a backend: under way, or answered already.
 #[must_use = "a call does nothing unless it is awaited"]
@@ -64,52 +80,34 @@ impl<T> std::fmt::Debug for Call<'_, T> {
     }
 }
 
-/// What a backend can do. What it cannot is answered with `Unsupported`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Capabilities {
-    /// Short name, as in the URL.
-    pub name: &'static str,
-    /// Claims in [`Mode::Shared`].
-    pub shared: bool,
-    /// Claims in [`Mode::Permits`].
-    pub permits: bool,
-    /// Queued claims are served first come, first served, over all processes.
-    pub fifo: bool,
-    /// [`Release::After`].
-    pub release_after: bool,
-    /// [`Backend::list`] and [`Backend::break_lock`].
-    pub operators: bool,
-    /// Calls go through a network: they run on the driver's thread, with time-outs.
-    /// If not, every call must be [answered](Call::answered) at once; one that is
-    /// under way counts as not answered. It is made while the client has a lock of its
-    /// own, so it must not use the client, nor wait for a thread that does.
-    pub remote: bool,
-    /// How many calls [`Backend::combined`] makes in one round trip; 1 if it is of
-    /// no use.
-    pub combines: usize,
-}
-
-impl Capabilities {
-    /// A backend that can do everything, reached through a network.
-    pub const fn all(name: &'static str) -> Self {
-        Capabilities {
-            name,
-            shared: true,
-            permits: true,
-            fifo: true,
-            release_after: true,
-            operators: true,
-            remote: true,
-            combines: 1,
-        }
-    }
-}
-
 /// Where a backend delivers its notices.
 pub trait Listener: Send + Sync {
     /// Something happened to the claim of this owner on this key. Must not block.
     fn notice(&self, key: &Key, owner: Owner, notice: Notice);
+
+    /// The store was lost sight of and found again, perhaps without what was written last:
+    /// every lease is renewed and every waiting claim asks again now, not when it is due.
+    /// Must not block.
+    fn reconnected(&self) {}
+
+    /// The client's session ended, and with it all locks and places in queues: every guard
+    /// is told so at once ([`LossReason::SessionLost`](crate::LossReason::SessionLost)), and
+    /// who waits asks again. To be called before a new session is used. Must not block.
+    fn session_lost(&self) {}
+}
+
+/// Calls that leave together, and where their answers go. Dropping it means that no
+/// answer came.
+pub trait Batch: Send {
+    /// The calls.
+    fn requests(&self) -> &[Request];
+
+    /// How long there is until the answers are too late.
+    fn time_left(&self) -> Duration;
+
+    /// Takes one answer for each call, in order. A call whose answer is missing may or
+    /// may not have been made. Must be called without a lock that a call needs.
+    fn complete(self: Box<Self>, answers: Vec<Answer>);
 }
 
 /// A store of locks. One value serves one client.
@@ -122,6 +120,11 @@ pub trait Listener: Send + Sync {
 pub trait Backend: Send + Sync + 'static {
     /// What this backend can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// What to change so that the backend supports claims of this mode, if that can be done.
+    fn unsupported_hint(&self, _mode: Mode) -> Option<&'static str> {
+        None
+    }
 
     /// Called once, before any other call: the number of the client (as in
     /// [`Holder::client`]) and where its notices go.
@@ -160,6 +163,28 @@ pub trait Backend: Send + Sync + 'static {
             }
             answers
         })
+    }
+
+    /// Sends calls at once, from the thread that makes them, and without waiting. A
+    /// backend that can do so takes the batch and completes it later, once, from any
+    /// thread. One that cannot, or cannot just now, gives it back; then
+    /// [`combined`](Self::combined) is called on the driver's thread.
+    ///
+    /// # Errors
+    /// The batch, which was not sent.
+    fn submit(&self, batch: Box<dyn Batch>) -> std::result::Result<(), Box<dyn Batch>> {
+        Err(batch)
+    }
+
+    /// How many lanes there are for combined calls, for example one for each server:
+    /// calls of different lanes do not wait for each other.
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    /// The lane of calls on this key.
+    fn lane(&self, _key: &Key) -> usize {
+        0
     }
 
     /// The answer of a backend that is not [remote](Capabilities::remote): at once.
@@ -207,6 +232,18 @@ pub trait Backend: Send + Sync + 'static {
     /// Whether the backend answers.
     fn ping(&self) -> Call<'_, Result<()>>;
 
+    /// The servers behind the backend, for operators. Without an implementation there are
+    /// none to tell of.
+    fn servers(&self) -> Call<'_, Result<Vec<ServerState>>> {
+        Call::answered(Ok(Vec::new()))
+    }
+
+    /// Nobody uses the client any more, and what it owed was released: a session ends now,
+    /// and not when its time is over. There is little time for it.
+    fn close(&self) -> Call<'_, ()> {
+        Call::answered(())
+    }
+
     /// Itself, for crates built beside the lock that know this backend.
     #[doc(hidden)]
     fn as_any(&self) -> Option<&dyn std::any::Any> {
@@ -231,6 +268,10 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         (**self).capabilities()
     }
 
+    fn unsupported_hint(&self, mode: Mode) -> Option<&'static str> {
+        (**self).unsupported_hint(mode)
+    }
+
     fn open(&self, client: u64, listener: Weak<dyn Listener>) {
         (**self).open(client, listener);
     }
@@ -249,6 +290,18 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
 
     fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         (**self).combined(requests)
+    }
+
+    fn submit(&self, batch: Box<dyn Batch>) -> std::result::Result<(), Box<dyn Batch>> {
+        (**self).submit(batch)
+    }
+
+    fn lanes(&self) -> usize {
+        (**self).lanes()
+    }
+
+    fn lane(&self, key: &Key) -> usize {
+        (**self).lane(key)
     }
 
     fn in_place(&self, request: &Request, now: Moment) -> Answer {
@@ -274,6 +327,14 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
 
     fn ping(&self) -> Call<'_, Result<()>> {
         (**self).ping()
+    }
+
+    fn servers(&self) -> Call<'_, Result<Vec<ServerState>>> {
+        (**self).servers()
+    }
+
+    fn close(&self) -> Call<'_, ()> {
+        (**self).close()
     }
 
     fn as_any(&self) -> Option<&dyn std::any::Any> {
@@ -304,6 +365,33 @@ pub struct KeyState {
     pub waiters: Vec<WaiterState>,
     /// Who broke it last, if that is still known.
     pub broken_by: Option<String>,
+}
+
+/// A server behind a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerState {
+    /// The address of the server, as this client or its primary knows it.
+    pub address: String,
+    /// The role of the server.
+    pub role: ServerRole,
+    /// How many bytes of its primary's writes a replica has not confirmed yet: what a
+    /// failover to it would lose at most. `None` if that is not known.
+    pub behind: Option<u64>,
+    /// What is wrong with the server, or dangerous about its settings.
+    pub note: Option<String>,
+}
+
+/// The role of a server behind a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ServerRole {
+    /// Locks are kept here.
+    Primary,
+    /// It has a copy, and may become a primary.
+    Replica,
+    /// It knows which server is the primary.
+    Sentinel,
 }
 
 /// One holder of a key.

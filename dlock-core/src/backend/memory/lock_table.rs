@@ -37,6 +37,8 @@ use crate::key::Key;
 use crate::planted_bug::{Bug, PlantedBug};
 
 mod operators;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub(crate) mod row;
 
 /// A notice and whom it is for.
 #[derive(Clone, Debug)]
@@ -86,9 +88,18 @@ struct Held {
     grant: Grant,
     since: Moment,
     expires: Moment,
-    /// Released already, but to stay taken until it expires.
-    parked: bool,
+    /// Set if the lease is over, but the key stays taken until it expires.
+    parked: Option<Parked>,
     holder: Arc<Holder>,
+}
+
+/// Why a lease is over though the key stays taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parked {
+    /// It was released with [`Release::After`].
+    Released,
+    /// It was broken; the holder is to hear of it before somebody else is let in.
+    Broken,
 }
 
 #[derive(Debug)]
@@ -208,21 +219,27 @@ impl LockTable {
 
     /// See [`Backend::renew`](crate::Backend::renew).
     pub fn renew(&mut self, now: Moment, lease: &Claim, out: &mut Vec<SentNotice>) -> RenewOutcome {
-        let minting = self.minting(now);
+        let (minting, planted) = (self.minting(now), self.planted);
         let Some(lock) = self.space(lease.mode).get_mut(&lease.key) else {
             return RenewOutcome::Lost;
         };
         lock.expire(now);
         let answer = match lock.held(lease.owner) {
             Some(held) => {
-                held.expires = now + lease.ttl;
+                if lease.tokens == 0 || !planted.is(Bug::ExtensionWithoutRenewal) {
+                    held.expires = now + lease.ttl;
+                }
                 if held.mode == Mode::Exclusive {
                     held.mode = lease.mode; // an old renewal must not turn it back
                 }
                 lock.count_soonest();
                 lock.settle(minting, &lease.key, out);
                 let others_wait = lock.waiters.iter().any(|waiter| waiter.is_alive(now));
-                RenewOutcome::Held { others_wait }
+                if others_wait || lease.tokens == 0 || lease.mode != Mode::Exclusive {
+                    RenewOutcome::Held { others_wait }
+                } else {
+                    lock.extend(minting, lease)
+                }
             }
             None => RenewOutcome::Lost,
         };
@@ -254,7 +271,7 @@ impl LockTable {
         };
         match (lock.held(lease.owner), how) {
             (Some(held), Release::After(stay)) => {
-                held.parked = true;
+                held.parked = Some(Parked::Released);
                 held.expires = now + stay;
                 lock.count_soonest();
             }
@@ -342,11 +359,11 @@ impl Lock {
 
     /// What this owner holds; what it has parked is no longer its own.
     fn held(&mut self, owner: Owner) -> Option<&mut Held> {
-        self.holders.iter_mut().find(|held| held.owner == owner && !held.parked)
+        self.holders.iter_mut().find(|held| held.owner == owner && held.parked.is_none())
     }
 
     fn remove(&mut self, owner: Owner) {
-        self.holders.retain(|held| held.owner != owner || held.parked);
+        self.holders.retain(|held| held.owner != owner || held.parked.is_some());
         self.waiters.retain(|waiter| waiter.owner != owner);
         self.count_soonest();
     }
@@ -405,7 +422,7 @@ impl Lock {
                 grant,
                 since: now,
                 expires,
-                parked: false,
+                parked: None,
                 holder: first.holder,
             });
         }
@@ -419,7 +436,7 @@ impl Lock {
             grant,
             since: minting.now,
             expires,
-            parked: false,
+            parked: None,
             holder: claim.holder.clone(),
         });
         grant
@@ -432,6 +449,19 @@ impl Lock {
         }
         self.soonest = self.soonest.min(held.expires);
         self.holders.push(held);
+    }
+
+    /// New tokens for an exclusive holder.
+    fn extend(&mut self, minting: Minting, lease: &Claim) -> RenewOutcome {
+        let is_exclusive = self.held(lease.owner).is_some_and(|held| held.mode == Mode::Exclusive);
+        if !is_exclusive {
+            return RenewOutcome::Held { others_wait: false };
+        }
+        let grant = self.mint(minting, lease.mode, lease.tokens);
+        if let Some(held) = self.held(lease.owner) {
+            held.grant = grant;
+        }
+        RenewOutcome::Extended(grant)
     }
 
     fn mint(&mut self, minting: Minting, mode: Mode, count: u32) -> Grant {

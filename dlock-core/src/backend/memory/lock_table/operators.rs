@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::{BREAKS_KEPT, LockTable, PAGE, SentNotice};
+use super::{BREAKS_KEPT, LockTable, PAGE, Parked, SentNotice};
 use crate::backend::{Cursor, HolderState, KeyState, Page, WaiterState};
 use crate::claim::{Holder, LossReason, Notice};
 use crate::clock::Moment;
 use crate::key::Key;
+use crate::planted_bug::Bug;
 
 impl LockTable {
     /// See [`Backend::break_lock`](crate::Backend::break_lock).
@@ -19,20 +20,25 @@ impl LockTable {
         out: &mut Vec<SentNotice>,
     ) -> usize {
         let minting = self.minting(now);
+        let delay = if self.planted.is(Bug::BreakWithoutDelay) { Duration::ZERO } else { delay };
         let mut count = 0;
         for space in [&mut self.locks, &mut self.semaphores] {
             let Some(lock) = space.get_mut(key) else { continue };
             lock.expire(now);
             count += lock.holders.len();
-            lock.holders.retain(|held| !held.parked);
+            // Nobody holds what was released. What was broken stays as it is: a second break
+            // must not cut the delay of the first one short.
+            lock.holders.retain(|held| held.parked != Some(Parked::Released));
             for held in &mut lock.holders {
-                out.push(SentNotice {
-                    client: held.holder.client,
-                    key: key.clone(),
-                    owner: held.owner,
-                    notice: Notice::Lost(LossReason::Broken { by: by.to_string() }),
-                });
-                held.parked = true;
+                if held.parked.is_none() {
+                    out.push(SentNotice {
+                        client: held.holder.client,
+                        key: key.clone(),
+                        owner: held.owner,
+                        notice: Notice::Lost(LossReason::Broken { by: by.to_string() }),
+                    });
+                }
+                held.parked = Some(Parked::Broken);
                 held.expires = held.expires.min(now + delay);
             }
             lock.holders.retain(|held| held.expires > now);

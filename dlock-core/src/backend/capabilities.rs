@@ -1,0 +1,115 @@
+//! What a backend can do.
+
+use std::time::Duration;
+
+use crate::config::{MAX_TTL, MIN_TTL};
+
+/// What a backend can do. What it cannot is answered with `Unsupported`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Short name, as in the URL.
+    pub name: &'static str,
+    /// Claims in [`Mode::Shared`](crate::Mode::Shared).
+    pub shared: bool,
+    /// Claims in [`Mode::Permits`](crate::Mode::Permits).
+    pub permits: bool,
+    /// Queued claims are served first come, first served, over all processes.
+    pub fifo: bool,
+    /// [`Release::After`](super::Release::After).
+    pub release_after: bool,
+    /// [`Backend::list`](super::Backend::list) and [`Backend::break_lock`](super::Backend::break_lock).
+    pub operators: bool,
+    /// [`Backend::inspect`](super::Backend::inspect) tells who waits.
+    pub waiters: bool,
+    /// Calls go through a network: they run on the driver's thread, with time-outs.
+    /// If not, every call must be [answered](super::Call::answered) at once; one that is
+    /// under way counts as not answered. It is made while the client has a lock of its
+    /// own, so it must not use the client, nor wait for a thread that does.
+    pub remote: bool,
+    /// How many calls [`Backend::combined`](super::Backend::combined) makes in one round trip; 1 if it is of
+    /// no use.
+    pub combines: usize,
+    /// The ttl that locks can have.
+    pub ttl: TtlSupport,
+}
+
+/// The ttl that the locks of a store can have. Nobody gets a shorter one than was asked
+/// for: it is rounded up, or the lock is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TtlSupport {
+    /// Each lock has its own.
+    PerLock {
+        /// A shorter ttl is rounded up to this one.
+        min: Duration,
+        /// A longer ttl is refused.
+        max: Duration,
+    },
+    /// All locks of a client live by one session.
+    PerSession {
+        /// The ttl of the session: a shorter one is rounded up to it, a longer one is
+        /// refused.
+        ttl: Duration,
+    },
+}
+
+impl TtlSupport {
+    /// Every ttl that a lock may ask for.
+    pub const ANY: TtlSupport = TtlSupport::PerLock { min: MIN_TTL, max: MAX_TTL };
+
+    /// Whether locks live by a session.
+    pub fn is_per_session(self) -> bool {
+        matches!(self, TtlSupport::PerSession { .. })
+    }
+
+    /// The ttl of a lock that asks for this one; `None` if it would get a shorter one.
+    pub fn honoured(self, wanted: Duration) -> Option<Duration> {
+        let (min, max) = match self {
+            TtlSupport::PerLock { min, max } => (min, max),
+            TtlSupport::PerSession { ttl } => (ttl, ttl),
+        };
+        (wanted <= max).then(|| wanted.max(min))
+    }
+
+    /// The ttl that can be had and is nearest to this one.
+    pub fn nearest(self, wanted: Duration) -> Duration {
+        match self {
+            TtlSupport::PerLock { min, max } => wanted.clamp(min, max),
+            TtlSupport::PerSession { ttl } => ttl,
+        }
+    }
+
+    /// Why a longer ttl than can be had is refused.
+    pub(crate) fn refusal(self, backend: &str, wanted: Duration) -> String {
+        let wanted = humantime::format_duration(wanted);
+        match self {
+            TtlSupport::PerLock { max, .. } => format!(
+                "the ttl is {wanted}, but {backend}:// keeps a lock for {} at most; set a shorter ttl",
+                humantime::format_duration(max)
+            ),
+            TtlSupport::PerSession { ttl } => format!(
+                "the ttl is {wanted}, but all locks of a client live by its session with {backend}://, which lasts {}; raise the ttl of the client, or lower that of the lock",
+                humantime::format_duration(ttl)
+            ),
+        }
+    }
+}
+
+impl Capabilities {
+    /// A backend that can do everything, reached through a network.
+    pub const fn all(name: &'static str) -> Self {
+        Capabilities {
+            name,
+            shared: true,
+            permits: true,
+            fifo: true,
+            release_after: true,
+            operators: true,
+            waiters: true,
+            remote: true,
+            combines: 1,
+            ttl: TtlSupport::ANY,
+        }
+    }
+}
