@@ -1,0 +1,122 @@
+//! How requests to a node and its answers are written; the other half is
+//! `lua/redlock_calls.lua`.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::super::scripts::Run;
+use super::super::{codec, errors};
+use super::quorum::{Ask, Mark, Said};
+use crate::claim::{Claim, Grant, Owner};
+use crate::error::Operation;
+
+/// The letter of a call.
+pub(super) fn letter(ask: &Ask) -> char {
+    match ask {
+        Ask::Acquire { .. } => 'a',
+        Ask::Renew { .. } => 'r',
+        Ask::Undo { .. } => 'u',
+        Ask::Release { .. } => 'x',
+    }
+}
+
+/// Writes the arguments of a call.
+pub(super) fn write(run: &mut Run, ask: &Ask, claim: &Claim, info: &str, channel: &str) {
+    match *ask {
+        Ask::Acquire { mark, tokens, instead_of } => {
+            write_mark(run, mark);
+            run.arg(codec::micros(claim.ttl));
+            write_token(run, tokens.first);
+            write_token(run, last_of(tokens));
+            run.arg(info);
+            run.arg(if claim.queue { codec::micros(claim.patience()) } else { 0 }).arg(channel);
+            match instead_of {
+                Some(owner) => run.write(|word| write_owner(owner, word)),
+                None => drop(run.arg("")),
+            }
+        }
+        Ask::Renew { mark, tokens, further, restore } => {
+            write_mark(run, mark);
+            run.arg(codec::micros(claim.ttl)).arg(tokens.first).arg(last_of(tokens)).arg(info);
+            let (first, last) = further.map_or((0, 0), |it| (it.first, last_of(it)));
+            run.arg(first).arg(last).arg(u8::from(restore));
+        }
+        Ask::Undo { mark } | Ask::Release { mark } => write_mark(run, mark),
+    }
+}
+
+pub(super) fn write_mark(run: &mut Run, mark: Mark) {
+    run.write(|word| {
+        write_owner(mark.owner, word);
+        let _ = write!(word, "{:016}", mark.attempt); // a String takes everything
+    });
+}
+
+/// With sixteen digits, as many as 2^53 has.
+fn write_token(run: &mut Run, token: u64) {
+    run.write(|word| {
+        let _ = write!(word, "{token:016}"); // a String takes everything
+    });
+}
+
+fn write_owner(owner: Owner, word: &mut String) {
+    let _ = write!(word, "{owner}");
+}
+
+fn last_of(tokens: Grant) -> u64 {
+    tokens.first + u64::from(tokens.count) - 1
+}
+
+/// What a node said, and what its clock showed if it told.
+pub(super) fn read(answer: &Value, operation: Operation) -> (Said, Option<u64>) {
+    if let Value::ServerError(error) = answer {
+        return (Said::Failed(errors::refused(operation, error)), None);
+    }
+    let unreadable = || (Said::Silent(errors::unreadable(operation)), None);
+    said(answer).unwrap_or_else(unreadable)
+}
+
+fn said(answer: &Value) -> Option<(Said, Option<u64>)> {
+    let yes = |others_wait, extended| Some((Said::Yes { others_wait, extended }, None));
+    let fields = match answer {
+        Value::Int(0) => return Some((Said::Nothing, None)),
+        Value::Int(1) => return yes(false, false),
+        Value::Int(2) => return yes(true, false),
+        Value::Int(3) => return yes(false, true),
+        Value::Array(fields) => fields,
+        _ => return None,
+    };
+    let number = |place: usize| match fields.get(place)? {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    match text(fields.first()?)? {
+        "b" => {
+            let (next, free_in) = (number(1)?, Duration::from_micros(number(2)?));
+            let by = mark_of(text(fields.get(3)?)?)?;
+            let holder = codec::holder(text(fields.get(4)?)?);
+            Some((Said::Taken { by, next, free_in, holder }, None))
+        }
+        "y" => Some((Said::Yielded { next: number(1)? }, None)),
+        "l" => Some((Said::Low { next: number(1)? }, number(2))),
+        "h" => Some((Said::High, number(1))),
+        "z" => Some((Said::NotVoting { yet: Duration::from_micros(number(1)?) }, None)),
+        _ => None,
+    }
+}
+
+pub(super) fn mark_of(text: &str) -> Option<Mark> {
+    let (owner, attempt) = text.split_at_checked(32)?;
+    let owner = Owner::from_bits(u128::from_str_radix(owner, 16).ok()?);
+    Some(Mark { owner, attempt: attempt.parse().ok()? })
+}
+
+pub(super) fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
