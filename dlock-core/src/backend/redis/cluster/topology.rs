@@ -1,0 +1,240 @@
+//! Keeping the map of a cluster new.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use redis::{Value, cmd};
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::super::connection::Link;
+use super::slots::{Node, SlotMap};
+use super::{Cluster, errors};
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+/// The shortest time between two looks at the map.
+const SHORTEST: Duration = Duration::from_millis(100);
+/// The time between two looks while the connection to a primary is lost: a replica may be
+/// promoted at any moment.
+const WHILE_LOST: Duration = Duration::from_millis(200);
+/// The longest time between two looks.
+const LONGEST: Duration = Duration::from_secs(30);
+/// How often a node is asked for its epoch while there may be leases, and how long it has
+/// for the answer: who lost a lock by a failover is told within a second.
+const PROBE: Duration = Duration::from_millis(400);
+const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
+/// How many nodes are asked at once.
+const ASKED: usize = 5;
+/// How long the others have after the first answer. One of them may know better.
+const OTHER_ANSWERS: Duration = Duration::from_millis(100);
+
+/// The map of one node, and its epoch: a node that was cut off has an old one.
+struct Told {
+    epoch: u64,
+    map: SlotMap,
+}
+
+impl Cluster {
+    /// Asks for the map, unless that was just done.
+    ///
+    /// # Errors
+    /// If no node tells.
+    pub(super) async fn refresh(self: &Arc<Self>, operation: Operation) -> Result<()> {
+        let began = Instant::now();
+        let mut refreshed = self.refreshed.lock().await;
+        if refreshed.is_some_and(|last| last > began || last.elapsed() < SHORTEST) {
+            return Ok(());
+        }
+        let told = self.ask(operation).await?;
+        *refreshed = Some(Instant::now());
+        drop(refreshed);
+        self.adopt(told);
+        Ok(())
+    }
+
+    /// Asks several nodes at once, and believes the highest epoch.
+    async fn ask(&self, operation: Operation) -> Result<Told> {
+        let mut nodes: Vec<Node> = self.map.read().primaries().into_iter().cloned().collect();
+        nodes.extend(self.seeds.iter().cloned());
+        let mut links: Vec<(Node, Arc<Link>)> = Vec::new();
+        for node in nodes {
+            if links.iter().all(|(known, _)| *known != node) {
+                links.push((node.clone(), self.link(&node)));
+            }
+        }
+        links.sort_by_key(|(_, link)| !link.has_connection());
+        let mut asked = JoinSet::new();
+        for (node, link) in links.into_iter().take(ASKED.max(self.seeds.len())) {
+            asked.spawn(async move { told_by(&node, &link, operation).await });
+        }
+        let (mut best, mut fault): (Option<Told>, Option<Error>) = (None, None);
+        let mut until = None;
+        loop {
+            let next = asked.join_next();
+            let answer = match until {
+                Some(until) => tokio::time::timeout_at(until, next).await.unwrap_or(None),
+                None => next.await,
+            };
+            match answer {
+                Some(Ok(Ok(told))) => {
+                    let wait = tokio::time::Instant::now() + OTHER_ANSWERS;
+                    until = Some(until.unwrap_or(wait));
+                    if best.as_ref().is_none_or(|best| told.epoch > best.epoch) {
+                        best = Some(told);
+                    }
+                }
+                Some(Ok(Err(error))) => {
+                    // What the user must change is worth more than that a node is down.
+                    let lasting = |error: &Error| !error.kind().is_retryable();
+                    if fault.as_ref().is_none_or(|known| lasting(&error) && !lasting(known)) {
+                        fault = Some(error);
+                    }
+                }
+                Some(Err(_)) => {}
+                None => break,
+            }
+        }
+        match (best, fault) {
+            (Some(told), _) => Ok(told),
+            (None, Some(fault)) => Err(fault.during(operation)),
+            (None, None) => Err(errors::unreadable(operation)),
+        }
+    }
+
+    /// Uses a new map. If a primary serves nothing any more, a replica was promoted
+    /// instead, perhaps without the newest locks.
+    fn adopt(&self, Told { epoch, map }: Told) {
+        self.epoch.store(epoch, Ordering::Relaxed);
+        let (gone, kept) = {
+            let mut known = self.map.write();
+            let nodes: Vec<Node> = map.primaries().into_iter().cloned().collect();
+            let gone = known.primaries().into_iter().any(|node| !nodes.contains(node));
+            *known = map;
+            (gone, nodes)
+        };
+        let mut links = self.links.lock();
+        links.retain(|(node, _)| kept.contains(node) || self.seeds.contains(node));
+        drop(links);
+        if gone {
+            tracing::info!(target: "dlock::redis", "another node of the cluster is a primary");
+            if let Some(listener) = self.listener.get().and_then(std::sync::Weak::upgrade) {
+                listener.reconnected();
+            }
+        }
+    }
+
+    /// Looks at the map when it may be old, from the first request on.
+    pub(super) fn watch(self: &Arc<Self>) {
+        let mut watcher = self.watcher.lock();
+        if watcher.as_ref().is_some_and(|watcher| !JoinHandle::is_finished(watcher)) {
+            return;
+        }
+        let _ = self.runtime.set(tokio::runtime::Handle::current());
+        let (stale, leases_begin) = (self.stale.clone(), self.leases_begin.clone());
+        let cluster = Arc::downgrade(self);
+        *watcher = Some(tokio::spawn(async move {
+            let (mut pause, mut turn, mut looked) = (LONGEST, 0, Instant::now());
+            loop {
+                let is_stale = tokio::select! {
+                    () = stale.notified() => true,
+                    () = leases_begin.notified() => false,
+                    () = tokio::time::sleep(pause) => false,
+                };
+                let Some(cluster) = cluster.upgrade() else { return };
+                let is_lost = !cluster.lost_primaries().is_empty();
+                if is_stale
+                    || is_lost
+                    || looked.elapsed() >= LONGEST
+                    || cluster.has_new_epoch(turn).await
+                {
+                    looked = Instant::now();
+                    let _ = cluster.refresh(Operation::Connect).await;
+                }
+                turn += 1;
+                let lost = cluster.lost_primaries();
+                pause = match (lost.is_empty(), cluster.is_leased()) {
+                    (false, _) => WHILE_LOST,
+                    (true, true) => PROBE,
+                    (true, false) => LONGEST.saturating_sub(looked.elapsed()),
+                };
+                for link in lost {
+                    // At most two attempts a second are made.
+                    tokio::spawn(async move { link.connected(Operation::Connect).await });
+                }
+                drop(cluster);
+                tokio::time::sleep(SHORTEST).await;
+            }
+        }));
+    }
+
+    /// Whether a primary, each time another one, tells another epoch than that of the map,
+    /// or nothing: nobody tells clients of a failover.
+    async fn has_new_epoch(&self, turn: usize) -> bool {
+        let links: Vec<_> = {
+            let map = self.map.read();
+            map.primaries().into_iter().filter_map(|node| self.known_link(node)).collect()
+        };
+        let links: Vec<_> = links.into_iter().filter(|link| link.has_connection()).collect();
+        let Some(link) = links.get(turn % links.len().max(1)).cloned() else { return true };
+        // A call that is given up on ends a silent connection, so it has its usual time.
+        let usual = self.settings.call_timeout;
+        let asking = tokio::spawn(async move {
+            let info = info();
+            tokio::time::timeout(usual, link.command(Operation::Connect, &info)).await
+        });
+        match tokio::time::timeout(PROBE_TIMEOUT, asking).await {
+            Ok(Ok(Ok(Ok(answer)))) => epoch_in(&answer) != Some(self.epoch.load(Ordering::Relaxed)),
+            _ => true,
+        }
+    }
+
+    fn lost_primaries(&self) -> Vec<Arc<Link>> {
+        let map = self.map.read();
+        let primaries = map.primaries();
+        let links = self.links.lock();
+        let lost = links.iter().filter(|(node, link)| primaries.contains(&node) && link.is_lost());
+        lost.map(|(_, link)| link.clone()).collect()
+    }
+}
+
+async fn told_by(node: &Node, link: &Arc<Link>, operation: Operation) -> Result<Told> {
+    let ask = async |what: &str| {
+        let mut command = cmd("CLUSTER");
+        command.arg(what);
+        let (live, answer) = link.command_behind(None, operation, &command).await?;
+        match &answer {
+            Value::ServerError(error)
+                if error.details().unwrap_or_default().contains("cluster support disabled") =>
+            {
+                Err(not_a_cluster(node))
+            }
+            _ => link.checked(&live, operation, answer),
+        }
+    };
+    let map = SlotMap::read(&ask("SLOTS").await?, node);
+    let map = map.ok_or_else(|| errors::unreadable(operation))?;
+    Ok(Told { epoch: epoch_in(&ask("INFO").await?).unwrap_or(0), map })
+}
+
+fn info() -> redis::Cmd {
+    let mut info = cmd("CLUSTER");
+    info.arg("INFO");
+    info
+}
+
+/// The epoch in the answer to `CLUSTER INFO`.
+fn epoch_in(answer: &Value) -> Option<u64> {
+    let text = match answer {
+        Value::BulkString(text) => std::str::from_utf8(text).ok()?,
+        Value::VerbatimString { text, .. } => text,
+        _ => return None,
+    };
+    let epoch = text.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
+    epoch?.trim().parse().ok()
+}
+
+fn not_a_cluster(node: &Node) -> Error {
+    Error::new(ErrorKind::Config, Operation::Connect).saying(format!(
+        "the server at {node} is not a node of a Redis Cluster; write redis://{node} for one server"
+    ))
+}
