@@ -25,13 +25,8 @@ impl Address {
         let host = if host.is_empty() { "127.0.0.1".to_owned() } else { host };
         let port = url.port().unwrap_or(6379);
         let (address, shown) = match url.scheme() {
-            "redis" => (ConnectionAddr::Tcp(host.clone(), port), format!("{host}:{port}")),
-            "rediss" => {
-                let shown = format!("{host}:{port} (TLS)");
-                // Certificates are checked, whatever the URL says.
-                let tls = ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
-                (tls, shown)
-            }
+            "redis" | "redis+sentinel" | "redis+cluster" | "redlock" => tcp(&host, port, false),
+            "rediss" | "rediss+sentinel" | "rediss+cluster" | "redlocks" => tcp(&host, port, true),
             "redis+unix" => {
                 let path = decoded(url.path())?;
                 if path.is_empty() || path == "/" {
@@ -41,10 +36,11 @@ impl Address {
                 }
                 (ConnectionAddr::Unix(path.clone().into()), path)
             }
-            _ => return Err(fault("the URL is none of redis://, rediss:// and redis+unix://")),
+            _ => {
+                return Err(fault("the URL is not one of Redis; write for example redis://host/0"));
+            }
         };
-        let mut settings =
-            RedisConnectionInfo::default().set_lib_name("dlock", env!("CARGO_PKG_VERSION"));
+        let mut settings = nobody();
         if !url.username().is_empty() {
             settings = settings.set_username(decoded(url.username())?);
         }
@@ -54,11 +50,27 @@ impl Address {
         let in_path = match url.path().trim_matches('/') {
             "" => None,
             _ if url.scheme() == "redis+unix" => None,
+            path if url.scheme().ends_with("+sentinel") => match path.split_once('/') {
+                Some((_, number)) => Some(number.parse().map_err(|_| {
+                    fault("the path of a redis+sentinel:// URL is the name of the primary, and perhaps the number of a database: redis+sentinel://host/mymaster/0")
+                })?),
+                None => None,
+            },
             number => Some(number.parse().map_err(|_| {
                 fault("the path of a redis:// URL is the number of a database: redis://host/0")
             })?),
         };
         settings = settings.set_db(database.or(in_path).unwrap_or(0));
+        Self::with(address, shown, settings)
+    }
+
+    /// A server without a user.
+    pub(super) fn of(host: &str, port: u16, tls: bool) -> Result<Self> {
+        let (address, shown) = tcp(host, port, tls);
+        Self::with(address, shown, nobody())
+    }
+
+    fn with(address: ConnectionAddr, shown: String, settings: RedisConnectionInfo) -> Result<Self> {
         let info = address
             .into_connection_info()
             .map_err(|_| fault("the URL names no server; write for example redis://localhost/0"))?
@@ -66,6 +78,42 @@ impl Address {
             .set_redis_settings(settings);
         Ok(Address { info, shown })
     }
+
+    /// The same server for another user.
+    pub(super) fn with_user(mut self, user: Option<&str>, password: Option<&str>) -> Self {
+        let mut settings = self.info.redis_settings().clone();
+        if let Some(user) = user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = password {
+            settings = settings.set_password(password);
+        }
+        self.info = self.info.set_redis_settings(settings);
+        self
+    }
+
+    /// Another server, reached in the same way and by the same user.
+    pub(super) fn moved_to(&self, host: &str, port: u16) -> Self {
+        let (address, shown) = tcp(host, port, self.is_tls());
+        Address { info: self.info.clone().set_addr(address), shown }
+    }
+}
+
+/// The address of a server, and how it is called in messages.
+fn tcp(host: &str, port: u16, tls: bool) -> (ConnectionAddr, String) {
+    let shown =
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let host = host.to_owned();
+    if !tls {
+        return (ConnectionAddr::Tcp(host, port), shown);
+    }
+    // Certificates are checked, whatever the URL says.
+    let address = ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None };
+    (address, format!("{shown} (TLS)"))
+}
+
+fn nobody() -> RedisConnectionInfo {
+    RedisConnectionInfo::default().set_lib_name("dlock", env!("CARGO_PKG_VERSION"))
 }
 
 fn decoded(text: &str) -> Result<String> {
@@ -105,7 +153,13 @@ mod tests {
         let chosen = Address::new(&url, Some(2)).unwrap();
         assert_eq!(chosen.info.redis_settings().password(), Some("old"));
         assert_eq!(chosen.info.redis_settings().db(), 2);
-        for bad in ["redis://h/x", "redis+unix://", "http://h"] {
+        let named = address("redis+sentinel://u:p@h/mymaster/3").unwrap();
+        assert_eq!(named.info.redis_settings().db(), 3);
+        let moved = named.moved_to("::1", 7001);
+        assert_eq!(*moved.info.addr(), ConnectionAddr::Tcp("::1".into(), 7001));
+        assert_eq!(moved.info.redis_settings().username(), Some("u"));
+        assert_eq!(moved.shown, "[::1]:7001");
+        for bad in ["redis://h/x", "redis+unix://", "http://h", "redis+sentinel://h/a/x"] {
             assert_eq!(address(bad).map(|_| ()).unwrap_err().kind(), ErrorKind::Config, "{bad}");
         }
     }

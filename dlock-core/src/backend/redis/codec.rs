@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{HolderState, WaiterState};
-use crate::claim::{Claim, Grant, Holder, LossReason, Mode, Notice, Owner};
-use crate::clock::Moment;
+use crate::backend::{HolderState, WaiterState, notice_message};
+use crate::claim::{Claim, Holder, Mode, Notice, Owner};
 use crate::key::Key;
 
 /// Part of every key, so that another layout never meets this one.
@@ -18,12 +17,12 @@ const START: &str = "dlock:2:";
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     /// What all of them start with.
-    start: String,
+    start: Arc<str>,
 }
 
 impl Names {
     pub(super) fn new(namespace: &str) -> Self {
-        Names { start: format!("{START}{{{namespace}:") }
+        Names { start: format!("{START}{{{namespace}:").into() }
     }
 
     /// The state of a key as a lock, or as a semaphore.
@@ -39,6 +38,24 @@ impl Names {
         into.push_str(if permits { "}:p" } else { "}:l" });
     }
 
+    /// The state of a key at a node of a quorum.
+    pub(super) fn quorum(&self, key: &Key) -> String {
+        let mut name = String::new();
+        self.write_quorum(key, &mut name);
+        name
+    }
+
+    pub(super) fn write_quorum(&self, key: &Key, into: &mut String) {
+        into.push_str(&self.start);
+        escape(key.as_str(), into);
+        into.push_str("}:q");
+    }
+
+    /// Since when a node of a quorum remembers.
+    pub(super) fn marker(&self) -> String {
+        format!("{}}}:v", self.start.trim_end_matches(':'))
+    }
+
     /// Where it is remembered who broke a key.
     pub(super) fn broken(&self, key: &Key) -> String {
         let mut name = self.state(key, false);
@@ -51,7 +68,7 @@ impl Names {
     pub(super) fn pattern(&self, prefix: &str) -> String {
         let mut escaped = String::with_capacity(prefix.len());
         escape(prefix, &mut escaped);
-        let mut pattern = self.start.clone();
+        let mut pattern = String::from(&*self.start);
         for c in escaped.chars() {
             if matches!(c, '*' | '?' | '[' | ']' | '^' | '\\') {
                 pattern.push('\\');
@@ -64,30 +81,14 @@ impl Names {
 
     /// The key whose state is kept under this name.
     pub(super) fn key_of(&self, name: &str) -> Option<Key> {
-        let rest = name.strip_prefix(&self.start)?;
-        let text = rest.strip_suffix("}:l").or_else(|| rest.strip_suffix("}:p"))?;
+        let rest = name.strip_prefix(&*self.start)?;
+        let text = ["}:l", "}:p", "}:q"].iter().find_map(|end| rest.strip_suffix(end))?;
         Key::new(unescape(text)).ok()
     }
 
     /// What a notice says.
     pub(super) fn notice(&self, message: &str) -> Option<(Key, Owner, Notice)> {
-        let mut fields = message.splitn(4, '\t');
-        let kind = fields.next()?;
-        let owner = owner_of(fields.next()?)?;
-        let key = self.key_of(fields.next()?)?;
-        let rest = fields.next()?;
-        let notice = match kind {
-            "g" => {
-                let mut numbers = rest.split('\t').map(str::parse::<u64>);
-                let mut number = || numbers.next()?.ok();
-                let (first, count) = (number()?, u32::try_from(number()?).ok()?);
-                let sent = Moment::from_nanos(number()?);
-                Notice::Granted { grant: Grant { first, count }, sent }
-            }
-            "b" => Notice::Lost(LossReason::Broken { by: rest.to_owned() }),
-            _ => return None,
-        };
-        Some((key, owner, notice))
+        notice_message::read(message, |name| self.key_of(name))
     }
 }
 
@@ -113,10 +114,6 @@ fn escape(text: &str, into: &mut String) {
 
 fn unescape(text: &str) -> String {
     text.replace("%7B", "{").replace("%7D", "}").replace("%25", "%")
-}
-
-fn owner_of(text: &str) -> Option<Owner> {
-    u128::from_str_radix(text, 16).ok().map(Owner::from_bits)
 }
 
 /// The owner and the terms of a lease.
@@ -184,7 +181,7 @@ struct Info<'a> {
     tags: Vec<(String, String)>,
 }
 
-fn info(holder: &Holder) -> String {
+pub(super) fn info(holder: &Holder) -> String {
     let Holder { name, host, pid, tags, .. } = holder;
     let info = Info { name: name.into(), host: host.into(), pid: *pid, tags: tags.clone() };
     serde_json::to_string(&info).unwrap_or_else(|_| "{}".to_owned())
@@ -240,6 +237,8 @@ fn waiter_state(now: u64, record: &str) -> Option<(u64, WaiterState)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claim::{Grant, LossReason};
+    use crate::clock::Moment;
 
     #[test]
     fn names_lead_back_to_their_keys() {

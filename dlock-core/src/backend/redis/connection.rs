@@ -9,18 +9,25 @@
 //! A connection can be dead without saying so: a call that its caller gave up on,
 //! with nothing heard from the server since it was sent, ends the connection.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+mod attempt;
+mod submit;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rand::RngExt as _;
 use redis::{Client, Cmd, ServerErrorKind, Value};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
-use super::connector::{Connection, Connector};
+use self::attempt::Attempt;
+pub(super) use self::attempt::pause;
+pub(super) use self::submit::{Submitted, SubmittedRun, Then};
+use super::connector::{Connection, Connector, Given};
+use super::errors;
 use super::scripts::Run;
-use super::{errors, server_check};
+use crate::backend::{Listener, ServerState};
 use crate::config::{Eviction, Settings};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -41,7 +48,24 @@ pub(super) struct Link {
     state: Mutex<State>,
     /// Whether there is a connection, as far as known.
     up: watch::Sender<bool>,
-    start: Instant,
+    /// Told when a connection was made again.
+    listener: OnceLock<Weak<dyn Listener>>,
+    /// Hears that another server is the primary.
+    watcher: Mutex<Option<JoinHandle<()>>>,
+    /// How often a server was left for another one.
+    left: watch::Sender<u64>,
+    /// Whether that was heard while a connection was being made.
+    moved: AtomicBool,
+    /// Called when the connection ends.
+    lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(watcher) = self.watcher.get_mut() {
+            watcher.abort();
+        }
+    }
 }
 
 enum State {
@@ -55,11 +79,26 @@ enum State {
     Up(Arc<Live>),
 }
 
-struct Live {
+pub(super) struct Live {
     connection: Connection,
     since: Instant,
-    /// When the server was last heard, in nanoseconds since the link's start.
-    heard: AtomicU64,
+    /// When a command was last answered.
+    heard: Mutex<Instant>,
+}
+
+impl Live {
+    fn heard_since(&self, moment: Instant) -> bool {
+        match &self.connection {
+            Connection::Plain(pipeline) => pipeline.heard_since(moment),
+            _ => *self.heard.lock() >= moment,
+        }
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.connection.close();
+    }
 }
 
 impl Link {
@@ -70,8 +109,69 @@ impl Link {
         let state = State::Down { next: Instant::now(), failures: 0, why: None };
         let (state, up) = (Mutex::new(state), watch::Sender::new(false));
         let met = AtomicBool::new(false);
-        let start = Instant::now();
-        Arc::new(Link { connector, shown, eviction, connect_timeout, met, state, up, start })
+        let (listener, watcher) = (OnceLock::new(), Mutex::new(None));
+        Arc::new(Link {
+            connector,
+            shown,
+            eviction,
+            connect_timeout,
+            met,
+            state,
+            up,
+            listener,
+            watcher,
+            left: watch::Sender::new(0),
+            moved: AtomicBool::new(false),
+            lost: OnceLock::new(),
+        })
+    }
+
+    /// What is called when the connection ends. Must not block.
+    pub(super) fn on_loss(&self, lost: impl Fn() + Send + Sync + 'static) {
+        let _ = self.lost.set(Box::new(lost));
+    }
+
+    /// Whether a replica may become the primary.
+    pub(super) fn fails_over(&self) -> bool {
+        matches!(self.connector, Connector::Sentinel(..) | Connector::Given(Given::Sentinel(_)))
+    }
+
+    /// How the server is called in messages.
+    pub(super) fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// The address of the server, if it is not in the URL.
+    pub(super) fn peer(&self) -> Option<String> {
+        self.connector.sentinels()?.believed()
+    }
+
+    /// What the Sentinels of the server say.
+    pub(super) async fn sentinel_states(&self) -> Vec<ServerState> {
+        match self.connector.sentinels() {
+            Some(sentinels) => sentinels.states().await,
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether there is a connection, as far as known.
+    pub(super) fn has_connection(&self) -> bool {
+        *self.up.borrow()
+    }
+
+    /// Whether there was a connection, and there is none.
+    pub(super) fn is_lost(&self) -> bool {
+        self.met.load(Ordering::Relaxed) && !self.has_connection()
+    }
+
+    /// Who is told when a connection was made again.
+    pub(super) fn tell(&self, listener: Weak<dyn Listener>) {
+        let _ = self.listener.set(listener);
+    }
+
+    /// Tells when the server is left for another one.
+    pub(super) fn leaving(&self) -> watch::Receiver<u64> {
+        self.left.subscribe()
     }
 
     /// A client for connections beside this one.
@@ -91,12 +191,45 @@ impl Link {
 
     /// Runs a script; its text is sent if the server does not know its digest.
     pub(super) async fn run(self: &Arc<Self>, operation: Operation, run: &Run) -> Result<Value> {
-        let live = self.live(operation).await?;
-        let mut answer = self.send(&live, operation, run.by_digest()).await?;
-        if is_unknown_script(&answer) {
-            answer = self.send(&live, operation, &run.by_text()).await?;
-        }
+        let (live, answer) = self.run_behind(None, operation, run).await?;
         self.checked(&live, operation, answer)
+    }
+
+    /// The same on this connection and no other.
+    pub(super) async fn run_on(
+        &self,
+        live: &Arc<Live>,
+        operation: Operation,
+        run: &Run,
+    ) -> Result<Value> {
+        self.command_on(live, operation, &run.by_text()).await
+    }
+
+    /// Sends one command on this connection and no other.
+    pub(super) async fn command_on(
+        &self,
+        live: &Arc<Live>,
+        operation: Operation,
+        command: &Cmd,
+    ) -> Result<Value> {
+        let answer = self.send(live, operation, None, command).await?;
+        self.checked(live, operation, answer)
+    }
+
+    /// The same, each time directly behind another command. The server's refusal is an
+    /// answer.
+    pub(super) async fn run_behind(
+        self: &Arc<Self>,
+        first: Option<&Cmd>,
+        operation: Operation,
+        run: &Run,
+    ) -> Result<(Arc<Live>, Value)> {
+        let live = self.live(operation).await?;
+        let mut answer = self.send(&live, operation, first, run.by_digest()).await?;
+        if is_unknown_script(&answer) {
+            answer = self.send(&live, operation, first, &run.by_text()).await?;
+        }
+        Ok((live, answer))
     }
 
     /// Sends one command.
@@ -105,12 +238,28 @@ impl Link {
         operation: Operation,
         command: &Cmd,
     ) -> Result<Value> {
-        let live = self.live(operation).await?;
-        let answer = self.send(&live, operation, command).await?;
+        let (live, answer) = self.command_behind(None, operation, command).await?;
         self.checked(&live, operation, answer)
     }
 
-    fn checked(&self, live: &Arc<Live>, operation: Operation, answer: Value) -> Result<Value> {
+    /// The same, directly behind another command. The server's refusal is an answer.
+    pub(super) async fn command_behind(
+        self: &Arc<Self>,
+        first: Option<&Cmd>,
+        operation: Operation,
+        command: &Cmd,
+    ) -> Result<(Arc<Live>, Value)> {
+        let live = self.live(operation).await?;
+        let answer = self.send(&live, operation, first, command).await?;
+        Ok((live, answer))
+    }
+
+    pub(super) fn checked(
+        &self,
+        live: &Arc<Live>,
+        operation: Operation,
+        answer: Value,
+    ) -> Result<Value> {
         if errors::is_not_primary(&answer) {
             // Another server may answer at the same address by now.
             self.end_because(live, errors::replica());
@@ -121,14 +270,32 @@ impl Link {
         }
     }
 
-    async fn send(&self, live: &Arc<Live>, operation: Operation, command: &Cmd) -> Result<Value> {
+    /// The connection, if there is one on which callers write by themselves.
+    pub(super) fn plain(&self) -> Option<Arc<Live>> {
+        match &*self.state.lock() {
+            State::Up(live) if matches!(live.connection, Connection::Plain(_)) => {
+                Some(live.clone())
+            }
+            _ => None,
+        }
+    }
+
+    async fn send(
+        &self,
+        live: &Arc<Live>,
+        operation: Operation,
+        first: Option<&Cmd>,
+        command: &Cmd,
+    ) -> Result<Value> {
         let mut pending = Pending { link: self, live, sent: Instant::now(), answered: false };
-        let answer = live.connection.send(command).await;
+        let answer = match first {
+            Some(first) => live.connection.send_after(first, command).await,
+            None => live.connection.send(command).await,
+        };
         pending.answered = true;
         match answer {
             Ok(value) => {
-                let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                live.heard.store(now, Ordering::Relaxed);
+                *live.heard.lock() = Instant::now();
                 Ok(value)
             }
             Err(error) => {
@@ -166,76 +333,29 @@ impl Link {
 
     /// Ends a connection that broke.
     fn end(&self, live: &Arc<Live>) {
-        let why = Error::new(ErrorKind::Unavailable, Operation::Connect)
-            .saying(format!("the connection to Redis at {} broke", self.shown));
-        self.end_because(live, why);
+        self.end_because(live, self.broke());
+    }
+
+    fn broke(&self) -> Error {
+        Error::new(ErrorKind::Unavailable, Operation::Connect)
+            .saying(format!("the connection to Redis at {} broke", self.shown))
     }
 
     /// Ends a connection that is of no use any more.
     fn end_because(&self, live: &Arc<Live>, why: Error) {
-        let mut state = self.state.lock();
-        if matches!(&*state, State::Up(current) if Arc::ptr_eq(current, live)) {
+        {
+            let mut state = self.state.lock();
+            if !matches!(&*state, State::Up(current) if Arc::ptr_eq(current, live)) {
+                return;
+            }
             *state = State::Down { next: live.since + pause(0), failures: 0, why: Some(why) };
             self.up.send_replace(false);
         }
-    }
-}
-
-/// One attempt to connect.
-struct Attempt {
-    link: Arc<Link>,
-    failures: u32,
-    _over: watch::Sender<()>,
-}
-
-impl Attempt {
-    async fn run(self) {
-        let link = &self.link;
-        let since = Instant::now();
-        let connecting = async {
-            let connection = link.connector.connection().await?;
-            server_check::check(&connection, link.eviction, !link.met.load(Ordering::Relaxed))
-                .await?;
-            Ok(connection)
-        };
-        let connected = match tokio::time::timeout(link.connect_timeout, connecting).await {
-            Ok(connected) => connected,
-            Err(_) => Err(errors::silent(&link.shown)),
-        };
-        match connected {
-            Ok(connection) => {
-                link.met.store(true, Ordering::Relaxed);
-                let live = Live { connection, since, heard: AtomicU64::new(0) };
-                *link.state.lock() = State::Up(Arc::new(live));
-                link.up.send_replace(true);
-            }
-            Err(why) => {
-                tracing::debug!(error = %why, failures = self.failures, "no connection");
-                *link.state.lock() = State::Down {
-                    next: Instant::now() + pause(self.failures),
-                    failures: self.failures.saturating_add(1),
-                    why: Some(why),
-                };
-            }
+        live.connection.close();
+        if let Some(lost) = self.lost.get() {
+            lost();
         }
     }
-}
-
-impl Drop for Attempt {
-    /// The runtime may have ended under it.
-    fn drop(&mut self) {
-        let mut state = self.link.state.lock();
-        if matches!(*state, State::Connecting(_)) {
-            *state = State::Down { next: Instant::now(), failures: self.failures, why: None };
-        }
-    }
-}
-
-/// The pause before the next attempt: with jitter, since the clients of a server
-/// that restarts all come back at once.
-pub(super) fn pause(failures: u32) -> Duration {
-    let most = 100 * u64::from(failures.min(5) + 1);
-    Duration::from_millis(500 + rand::rng().random_range(0..most))
 }
 
 /// A request without an answer yet.
@@ -251,8 +371,7 @@ impl Drop for Pending<'_> {
         if self.answered || self.sent.elapsed() < SILENCE {
             return;
         }
-        let heard = Duration::from_nanos(self.live.heard.load(Ordering::Relaxed));
-        if self.link.start + heard < self.sent {
+        if !self.live.heard_since(self.sent) {
             self.link.end(self.live);
         }
     }

@@ -7,14 +7,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use redis::aio::{ConnectionManager, MultiplexedConnection};
+use redis::sentinel::SentinelClient;
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, RedisResult, TlsCertificates, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ProtocolVersion, RedisResult,
+    TlsCertificates, Value,
 };
 
 use url::Url;
 
 use super::address::Address;
 use super::errors;
+use super::pipeline::Pipeline;
+use super::redlock::Voter;
+use super::sentinel::Sentinels;
+use super::server_check::ServerKind;
+use super::socket::Socket;
 use crate::config::Settings;
 use crate::config::values::read_password;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -45,6 +52,7 @@ pub(crate) type Provider = Arc<dyn Fn() -> Asked + Send + Sync>;
 pub(crate) enum Given {
     Client(Client),
     Manager(Client, ConnectionManager),
+    Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
 }
 
 /// The files of a TLS connection.
@@ -55,16 +63,112 @@ pub(crate) struct TlsFiles {
     pub(crate) key: Option<PathBuf>,
 }
 
+/// A server that is named, and how it is reached.
+pub(super) struct Endpoint {
+    address: Address,
+    tls: Option<TlsCertificates>,
+    /// Read anew for each connection, since it may have been changed.
+    password_file: Option<PathBuf>,
+    /// Asked anew for each connection.
+    provider: Option<Provider>,
+}
+
+impl Endpoint {
+    pub(super) fn new(
+        address: Address,
+        files: &TlsFiles,
+        password_file: Option<PathBuf>,
+        provider: Option<Provider>,
+    ) -> Result<Self> {
+        if address.is_tls() && rustls::crypto::CryptoProvider::get_default().is_none() {
+            // Somebody else may be first; then theirs is used.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        let tls = certificates(&address, files)?;
+        let endpoint = Endpoint { address, tls, password_file, provider };
+        endpoint.open(&endpoint.address, None)?; // what cannot be used is told now
+        Ok(endpoint)
+    }
+
+    /// How the server is called in messages.
+    pub(super) fn shown(&self) -> &str {
+        &self.address.shown
+    }
+
+    /// A client with the credentials of this moment.
+    pub(super) async fn client(&self) -> Result<Client> {
+        self.client_at(&self.address).await
+    }
+
+    /// Another server that is reached in the same way.
+    pub(super) fn at(&self, host: &str, port: u16) -> Self {
+        Endpoint {
+            address: self.address.moved_to(host, port),
+            tls: self.tls.clone(),
+            password_file: self.password_file.clone(),
+            provider: self.provider.clone(),
+        }
+    }
+
+    /// The same server over connections on which it tells of something by itself.
+    pub(super) fn with_pushes(mut self) -> Self {
+        let settings = self.address.info.redis_settings().clone();
+        let settings = settings.set_protocol(ProtocolVersion::RESP3);
+        self.address.info = self.address.info.set_redis_settings(settings);
+        self
+    }
+
+    /// A client of another server that is reached in the same way.
+    async fn client_of(&self, host: &str, port: u16) -> Result<Client> {
+        self.client_at(&self.address.moved_to(host, port)).await
+    }
+
+    async fn client_at(&self, address: &Address) -> Result<Client> {
+        if let Some(provider) = &self.provider {
+            return self.open(address, Some(provider().await?));
+        }
+        let Some(path) = &self.password_file else { return self.open(address, None) };
+        let password = read_password(path).map_err(|error| {
+            Error::new(ErrorKind::Unavailable, Operation::Connect)
+                .saying("`password_file` is not to be read any more; it is tried again")
+                .because(error)
+        })?;
+        self.open(address, Some(Credentials { user: None, password }))
+    }
+
+    fn open(&self, address: &Address, credentials: Option<Credentials>) -> Result<Client> {
+        let mut info = address.info.clone();
+        if let Some(Credentials { user, password }) = credentials {
+            let mut settings = info.redis_settings().clone().set_password(password);
+            if let Some(user) = user {
+                settings = settings.set_username(user);
+            }
+            info = info.set_redis_settings(settings);
+        }
+        let client = match &self.tls {
+            Some(tls) => Client::build_with_tls(info, tls.clone()),
+            None => Client::open(info),
+        };
+        client.map_err(|error| {
+            Error::new(ErrorKind::Config, Operation::Configure).saying(format!(
+                "the server's address or certificates cannot be used: {}",
+                error.category()
+            ))
+        })
+    }
+}
+
 /// Where connections come from.
 pub(super) enum Connector {
-    Address {
-        address: Address,
-        tls: Option<TlsCertificates>,
-        /// Read anew for each connection, since it may have been changed.
-        password_file: Option<PathBuf>,
-        /// Asked anew for each connection.
-        provider: Option<Provider>,
-    },
+    Address(Endpoint),
+    /// The server that the Sentinels name, reached as the endpoint says.
+    Sentinel(Arc<Sentinels>, Endpoint),
+    /// A node of a cluster that the user has named.
+    Node(Endpoint),
+    /// A node of a cluster that another node has told of.
+    AnnouncedNode(Endpoint),
+    /// A node of a quorum.
+    Voter(Endpoint, Arc<Voter>),
     Given(Given),
 }
 
@@ -76,109 +180,153 @@ impl Connector {
         provider: Option<Provider>,
     ) -> Result<Self> {
         let address = Address::new(url, config.database)?;
-        Self::address(address, &config.tls_files(), config.password_file.clone(), provider)
-    }
-
-    pub(super) fn address(
-        address: Address,
-        files: &TlsFiles,
-        password_file: Option<PathBuf>,
-        provider: Option<Provider>,
-    ) -> Result<Self> {
-        if address.is_tls() && rustls::crypto::CryptoProvider::get_default().is_none() {
-            // Somebody else may be first; then theirs is used.
-            let _ = rustls::crypto::ring::default_provider().install_default();
+        let files = config.tls_files();
+        let endpoint = Endpoint::new(address, &files, config.password_file.clone(), provider)?;
+        if url.scheme().ends_with("+sentinel") {
+            return Ok(Connector::Sentinel(Sentinels::configured(config, url)?, endpoint));
         }
-        let connector = Connector::Address {
-            tls: certificates(&address, files)?,
-            address,
-            password_file,
-            provider,
-        };
-        connector.open(None)?; // what cannot be used is told now
-        Ok(connector)
+        Ok(Connector::Address(endpoint))
     }
 
     /// How the server is called in messages.
     pub(super) fn shown(&self) -> String {
         match self {
-            Connector::Address { address, .. } => address.shown.clone(),
+            Connector::Address(endpoint)
+            | Connector::Node(endpoint)
+            | Connector::AnnouncedNode(endpoint)
+            | Connector::Voter(endpoint, _) => endpoint.shown().to_owned(),
+            Connector::Sentinel(sentinels, _) => sentinels.shown(),
             Connector::Given(Given::Client(client) | Given::Manager(client, _)) => {
                 client.get_connection_info().addr().to_string()
             }
+            Connector::Given(Given::Sentinel(_)) => "the primary of the given Sentinels".to_owned(),
         }
     }
 
-    /// A client with the credentials of this moment.
+    /// What the server must be.
+    pub(super) fn kind(&self) -> ServerKind {
+        match self {
+            Connector::Node(_) | Connector::AnnouncedNode(_) => ServerKind::Node,
+            _ => ServerKind::Primary,
+        }
+    }
+
+    /// Says what must be said on a connection before anything else.
+    pub(super) async fn greet(&self, connection: &Connection) -> Result<()> {
+        match self {
+            Connector::Voter(endpoint, voter) => voter.greet(connection, endpoint.shown()).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Who knows where the server is, if it is not always the same one.
+    pub(super) fn sentinels(&self) -> Option<Arc<Sentinels>> {
+        match self {
+            Connector::Sentinel(sentinels, _) => Some(sentinels.clone()),
+            _ => None,
+        }
+    }
+
+    /// A client with the credentials of this moment, of the server that is meant at this
+    /// moment.
     pub(super) async fn client(&self) -> Result<Client> {
-        let Connector::Address { password_file, provider, .. } = self else {
-            return self.open(None);
-        };
-        if let Some(provider) = provider {
-            return self.open(Some(provider().await?));
+        match self {
+            Connector::Address(endpoint)
+            | Connector::Node(endpoint)
+            | Connector::AnnouncedNode(endpoint)
+            | Connector::Voter(endpoint, _) => endpoint.client().await,
+            Connector::Sentinel(sentinels, endpoint) => {
+                let primary = sentinels.primary().await?;
+                endpoint.client_of(&primary.host, primary.port).await
+            }
+            Connector::Given(Given::Client(client) | Given::Manager(client, _)) => {
+                Ok(client.clone())
+            }
+            Connector::Given(Given::Sentinel(sentinels)) => {
+                let client = sentinels.lock().await.async_get_client().await;
+                client.map_err(|error| errors::unreachable(&error, &self.shown()))
+            }
         }
-        let Some(path) = password_file else { return self.open(None) };
-        let password = read_password(path).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, Operation::Connect)
-                .saying("`password_file` is not to be read any more; it is tried again")
-                .because(error)
-        })?;
-        self.open(Some(Credentials { user: None, password }))
     }
 
-    fn open(&self, credentials: Option<Credentials>) -> Result<Client> {
-        let (address, tls) = match self {
-            Connector::Address { address, tls, .. } => (address, tls),
-            Connector::Given(Given::Client(client) | Given::Manager(client, _)) => {
-                return Ok(client.clone());
-            }
-        };
-        let mut info = address.info.clone();
-        if let Some(Credentials { user, password }) = credentials {
-            let mut settings = info.redis_settings().clone().set_password(password);
-            if let Some(user) = user {
-                settings = settings.set_username(user);
-            }
-            info = info.set_redis_settings(settings);
+    /// The error of a connection that was not made, with what the user may change.
+    pub(super) fn explained(&self, error: Error) -> Error {
+        if !matches!(self, Connector::AnnouncedNode(_)) || error.kind() != ErrorKind::Unavailable {
+            return error;
         }
-        let client = match tls {
-            Some(tls) => Client::build_with_tls(info, tls.clone()),
-            None => Client::open(info),
-        };
-        client.map_err(|error| {
-            Error::new(ErrorKind::Config, Operation::Configure).saying(format!(
-                "the server's address or certificates cannot be used: {}",
-                error.category()
-            ))
-        })
+        let what = error.detail();
+        let what = format!(
+            "{what}. The Redis Cluster announces this address; if it is wrong for this machine, set `cluster-announce-ip` and `cluster-announce-port` on its nodes"
+        );
+        error.saying(what)
     }
 
     pub(super) async fn connection(&self) -> Result<Connection> {
         if let Connector::Given(Given::Manager(_, manager)) = self {
             return Ok(Connection::Managed(manager.clone()));
         }
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None) // every call has its time-out outside
-            .set_pipeline_buffer_size(REQUESTS);
         let client = self.client().await?;
-        let connected = client.get_multiplexed_async_connection_with_config(&config).await;
-        connected.map(Connection::Own).map_err(|error| errors::unreachable(&error, &self.shown()))
+        let unreachable = |error| match self {
+            Connector::Sentinel(sentinels, _) => {
+                sentinels.unreachable(&error, &client.get_connection_info().addr().to_string())
+            }
+            _ => errors::unreachable(&error, &self.shown()),
+        };
+        let socket = Socket::connect(client.get_connection_info()).await;
+        if let Some(socket) = socket.map_err(unreachable)? {
+            return Ok(Connection::Plain(Pipeline::start(socket)));
+        }
+        let connected = client.get_multiplexed_async_connection_with_config(&settings()).await;
+        connected.map(Connection::Tls).map_err(unreachable)
     }
+}
+
+/// The settings of every connection for commands.
+pub(super) fn settings() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None) // every call has its time-out outside
+        .set_pipeline_buffer_size(REQUESTS)
 }
 
 /// A connection that many calls share.
 #[derive(Clone)]
 pub(super) enum Connection {
-    Own(MultiplexedConnection),
+    Plain(Arc<Pipeline>),
+    Tls(MultiplexedConnection),
     Managed(ConnectionManager),
 }
 
 impl Connection {
     pub(super) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
         match self {
-            Connection::Own(connection) => connection.clone().send_packed_command(command).await,
+            Connection::Plain(pipeline) => pipeline.send(command).await,
+            Connection::Tls(connection) => connection.clone().send_packed_command(command).await,
             Connection::Managed(manager) => manager.clone().send_packed_command(command).await,
+        }
+    }
+
+    /// Sends a command behind another one, with nothing in between, and returns its
+    /// answer.
+    pub(super) async fn send_after(&self, first: &Cmd, command: &Cmd) -> RedisResult<Value> {
+        let mut both = redis::pipe();
+        both.add_command(first.clone()).add_command(command.clone());
+        let mut answers = match self {
+            Connection::Plain(pipeline) => return pipeline.send_after(first, command).await,
+            Connection::Tls(connection) => {
+                connection.clone().send_packed_commands(&both, 0, 2).await?
+            }
+            Connection::Managed(manager) => {
+                manager.clone().send_packed_commands(&both, 0, 2).await?
+            }
+        };
+        Ok(answers.pop().unwrap_or(Value::Nil))
+    }
+
+    /// Ends the connection, unless it is the user's.
+    pub(super) fn close(&self) {
+        if let Connection::Plain(pipeline) = self {
+            pipeline.close();
         }
     }
 }
@@ -189,7 +337,7 @@ fn certificates(address: &Address, files: &TlsFiles) -> Result<Option<TlsCertifi
         return Ok(None);
     }
     if !address.is_tls() {
-        return Err(config_fault("`tls_ca`, `tls_cert` and `tls_key` want a rediss:// URL".into()));
+        return Err(config_fault("`tls_ca`, `tls_cert` and `tls_key` are for TLS; write rediss:// (rediss+sentinel://, redlocks://) in the URL".into()));
     }
     let client_tls = match (cert, key) {
         (Some(cert), Some(key)) => Some(ClientTlsConfig {

@@ -43,6 +43,11 @@ pub(super) fn unanswered(operation: Operation, error: &RedisError) -> Error {
         .saying(format!("the connection broke before the answer came: {}", error.category()))
 }
 
+/// The same of a connection without TLS.
+pub(super) fn broken(operation: Operation) -> Error {
+    unanswered(operation, &RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe)))
+}
+
 /// The server's refusal of a request.
 pub(super) fn refused(operation: Operation, error: &ServerError) -> Error {
     refusal(operation, error.code(), error.details().unwrap_or_default())
@@ -137,8 +142,16 @@ const FAULTS: &[(&str, ErrorKind, &str)] = &[
         ErrorKind::Config,
         "another version of this library keeps this lock in a layout unknown here; use the same version everywhere, or another namespace",
     ),
-    ("MOVED", ErrorKind::Config, "this is a Redis Cluster, which this backend does not speak"),
-    ("CROSSSLOT", ErrorKind::Config, "this is a Redis Cluster, which this backend does not speak"),
+    (
+        "MOVED",
+        ErrorKind::Config,
+        "this is a node of a Redis Cluster; write redis+cluster://host:port",
+    ),
+    (
+        "CROSSSLOT",
+        ErrorKind::Config,
+        "this is a node of a Redis Cluster; write redis+cluster://host:port",
+    ),
 ];
 
 /// What Redis says of a database that it does not have, with the code `ERR`.

@@ -32,16 +32,37 @@ impl Redis {
         name
     }
 
-    /// Sends one command, without a time-out.
-    pub(crate) async fn command_for_extension(&self, command: &[&[u8]]) -> Result<Value> {
-        let mut sent = redis::Cmd::new();
-        for word in command {
-            sent.arg(word);
-        }
-        self.link.command(Operation::Inventory, &sent).await
+    /// Whether it is a cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.route.server().is_none()
     }
 
-    /// Runs a script, without a time-out.
+    /// The server that serves a key of this name; empty if there is only one.
+    pub(crate) async fn server_of(&self, name: &str) -> Result<String> {
+        self.route.server_of(Operation::Inventory, name).await
+    }
+
+    /// Sends a command on a key of this name, without a time-out.
+    pub(crate) async fn command_for_extension(
+        &self,
+        name: &str,
+        command: &[&[u8]],
+    ) -> Result<Value> {
+        self.route.command(Operation::Inventory, name, &of_words(command)).await
+    }
+
+    /// Sends a command to every server that has keys, without a time-out.
+    pub(crate) async fn command_everywhere(&self, command: &[&[u8]]) -> Result<Vec<Value>> {
+        let mut answers = Vec::new();
+        for (_, link) in self.route.servers(Operation::Inventory).await? {
+            answers.push(link.command(Operation::Inventory, &of_words(command)).await?);
+        }
+        Ok(answers)
+    }
+
+    /// Runs a script at the server of its first key, without a time-out. In a cluster all
+    /// its keys must be declared, in one slot, and exist: else a slot that moves would refuse
+    /// some of them half-way.
     pub(crate) async fn run_for_extension(
         &self,
         script: &'static Script,
@@ -53,6 +74,20 @@ impl Redis {
         for argument in arguments {
             run.arg(argument);
         }
-        self.link.run(Operation::Inventory, &run).await
+        match self.route.server() {
+            Some(server) => server.run(Operation::Inventory, &run).await,
+            None => {
+                let name = keys.first().copied().unwrap_or_default();
+                self.route.run(Operation::Inventory, name, &run).await.map(|(_, answer)| answer)
+            }
+        }
     }
+}
+
+fn of_words(command: &[&[u8]]) -> redis::Cmd {
+    let mut sent = redis::Cmd::new();
+    for word in command {
+        sent.arg(word);
+    }
+    sent
 }

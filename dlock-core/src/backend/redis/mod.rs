@@ -11,46 +11,65 @@
 //! rises nevertheless, so a [`Fence`](crate::Fence) still rejects the older holder.
 
 mod address;
+mod answers;
+mod cluster;
 mod codec;
 mod connection;
 mod connector;
 mod errors;
 #[doc(hidden)]
 pub mod extension;
+mod health;
+mod join;
 mod notices;
+mod operators;
+mod pipeline;
+mod reader;
+mod recent_releases;
+mod redisson;
+mod redlock;
+mod replication;
+mod resp;
+mod route;
 mod scripts;
+mod sentinel;
 mod server_check;
+mod socket;
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use redis::Value;
 use url::Url;
 
 use self::address::Address;
+use self::answers::{AnswerReader, acquire_answer, one_each, release_answer, renew_answer};
+use self::cluster::{Cluster, ShardNotices};
 use self::codec::Names;
-use self::connection::Link;
-use self::connector::Connector;
+use self::connection::{Link, Submitted, Then};
 pub use self::connector::Credentials;
+use self::connector::{Connector, Endpoint};
 pub(crate) use self::connector::{Given, Provider, TlsFiles};
+use self::join::join_all;
 use self::notices::Notices;
-use self::scripts::{Code, Run, Scripts};
-use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
+use self::recent_releases::{AfterFailover, RecentReleases};
+pub use self::redisson::Redisson;
+pub use self::redlock::RedLock;
+use self::replication::{MinReplicas, Ran};
+use self::route::Route;
+use self::scripts::{Run, Scripts};
+use super::per_holder::PerHolder;
+use super::{Backend, Batch, Call, Capabilities, Cursor, KeyState, Listener, Page, ServerState};
 use crate::claim::{
-    AcquireOutcome, Answer, Claim, Grant, Holder, Release, ReleaseOutcome, RenewOutcome, Request,
+    AcquireOutcome, Answer, Claim, Holder, Mode, Release, ReleaseOutcome, RenewOutcome, Request,
 };
-use crate::config::{Config, Settings, check_namespace};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::config::{Settings, parse_url};
+use crate::error::{Operation, Result};
 use crate::key::Key;
 
 /// How many calls one run of the script makes: some hundred microseconds of the
 /// server's time, which everybody else waits for.
 const COMBINED: usize = 128;
-/// How many names one `SCAN` looks at.
-const SCANNED: usize = 1_000;
-/// For how long it is remembered who broke a lock, in milliseconds.
-const BREAKS_KEPT: u64 = 3_600_000;
 /// The most tokens in one grant: they must not run ahead of the clock.
 const MOST_TOKENS: u32 = 10_000;
 
@@ -80,34 +99,47 @@ pub(crate) async fn client(config: &Settings, url: &Url) -> Result<redis::Client
     Connector::configured(config, url, None)?.client().await
 }
 
+/// The same for every server that the URL names.
+pub(crate) async fn clients(config: &Settings, url: &Url) -> Result<Vec<redis::Client>> {
+    let hosts = parse_url(config.url.as_deref().unwrap_or(url.as_str()))?.hosts;
+    let address = Address::new(url, config.database)?;
+    let endpoint = Endpoint::new(address, &config.tls_files(), config.password_file.clone(), None)?;
+    let mut clients = Vec::with_capacity(hosts.len());
+    for (host, port) in &hosts {
+        clients.push(endpoint.at(host, *port).client().await?);
+    }
+    Ok(clients)
+}
+
 /// A store of locks in Redis, seen by one client.
 pub struct Redis {
-    link: Arc<Link>,
+    /// The way of operators and of stock.
+    route: Route,
+    /// The way of locks: another one if they wait for replicas, which holds up whatever is
+    /// behind them.
+    locks: Route,
     names: Names,
     notices: Notices,
+    reader: AnswerReader,
     listener: OnceLock<Weak<dyn Listener>>,
-    /// The holder of the latest claim and the [tail](Self::tail) of its records.
-    tail: Mutex<Option<(Arc<Holder>, Arc<str>)>>,
+    /// Where there are failovers.
+    after_failover: OnceLock<Arc<AfterFailover>>,
+    /// The [tail](Self::tail) of records.
+    tail: PerHolder<Arc<str>>,
     scripts: &'static Scripts,
+    min_replicas: Option<MinReplicas>,
 }
 
 impl Redis {
-    /// The server that the URL names: `redis://`, `rediss://` or `redis+unix://`.
-    /// Nothing is sent before the first call.
+    /// The server that the URL names: `redis://`, `rediss://`, `redis+unix://` or
+    /// `redis+sentinel://`. The options in its query are those of a
+    /// [`Config`](crate::Config). Nothing is sent before the first call.
     ///
     /// # Errors
     /// `Config` if the URL or the namespace cannot be used.
     pub fn new(url: &str, namespace: &str) -> Result<Self> {
-        check_namespace(namespace)?;
-        let url = Url::parse(url).map_err(|error| {
-            Error::new(ErrorKind::Config, Operation::Configure).saying(format!(
-                "the URL cannot be read ({error}); write for example redis://localhost/0"
-            ))
-        })?;
-        let address = Address::new(&url, None)?;
-        let connector = Connector::address(address, &TlsFiles::default(), None, None)?;
-        let config = Config { namespace: Some(namespace.to_owned()), ..Config::default() };
-        Ok(Self::over(connector, &config.into()))
+        let (config, url) = Settings::of_url(url, namespace)?;
+        Self::configured(&config, &url, None)
     }
 
     /// The server that the configuration names.
@@ -116,37 +148,90 @@ impl Redis {
         url: &Url,
         provider: Option<Provider>,
     ) -> Result<Self> {
-        Ok(Self::over(Connector::configured(config, url, provider)?, config))
+        let route = || -> Result<Route> {
+            let provider = provider.clone();
+            if url.scheme().ends_with("+cluster") {
+                return Ok(Route::Cluster(Cluster::configured(config, url, provider)?));
+            }
+            Ok(Route::Server(Link::new(Connector::configured(config, url, provider)?, config)))
+        };
+        Self::over(route, config)
     }
 
     /// The server that the user is connected to already.
-    pub(crate) fn given(given: Given, config: &Settings) -> Self {
-        Self::over(Connector::Given(given), config)
+    pub(crate) fn given(given: Given, config: &Settings) -> Result<Self> {
+        let connector = || Connector::Given(given.clone());
+        Self::over(|| Ok(Route::Server(Link::new(connector(), config))), config)
     }
 
-    fn over(connector: Connector, config: &Settings) -> Self {
-        let link = Link::new(connector, config);
+    fn over(new_route: impl Fn() -> Result<Route>, config: &Settings) -> Result<Self> {
+        let route = new_route()?;
+        let locks = if config.min_replicas > 0 { new_route()? } else { route.clone() };
         let names = Names::new(&config.namespace);
         let channel = codec::channel(rand::random());
-        let notices = Notices::new(channel, names.clone());
-        let scripts = Scripts::get();
-        let (listener, tail) = (OnceLock::new(), Mutex::new(None));
-        Redis { link, names, notices, listener, tail, scripts }
+        let notices = Notices::new(channel, names.clone(), config.min_replicas > 0);
+        let scripts = match route {
+            Route::Server(_) => Scripts::of_a_server(),
+            Route::Cluster(_) => Scripts::of_a_cluster(),
+        };
+        let shards = matches!(route, Route::Cluster(_)).then(ShardNotices::new);
+        let (waiting, names_read) = (notices.waiting.clone(), names.clone());
+        let releases = route.fails_over().then(Arc::<RecentReleases>::default);
+        let reader = AnswerReader { names: names_read, waiting, shards, releases };
+        let (listener, tail) = (OnceLock::new(), PerHolder::new());
+        let after_failover = OnceLock::new();
+        let patience = config.call_timeout / 4;
+        let min_replicas = (config.min_replicas > 0)
+            .then_some(MinReplicas { count: config.min_replicas, patience });
+        Ok(Redis {
+            route,
+            locks,
+            names,
+            notices,
+            reader,
+            listener,
+            after_failover,
+            tail,
+            scripts,
+            min_replicas,
+        })
     }
 
-    /// Makes calls in one run of the script.
-    async fn run(&self, requests: &[Request]) -> Result<Vec<Value>> {
-        let Some(operation) = requests.first().map(Request::operation) else { return Ok(vec![]) };
-        if requests.iter().any(|request| matches!(request, Request::Acquire(_))) {
-            self.link.connected(operation).await?;
+    /// Makes calls in one run of the script. In a cluster they are on one key.
+    async fn run(&self, requests: &[Request]) -> Result<(Ran, Vec<Value>)> {
+        let claim = requests[0].claim();
+        let operation = requests[0].operation();
+        if has_acquire(requests) {
+            self.locks.connected(operation).await?;
             if let Some(listener) = self.listener.get() {
-                self.notices.subscribed(&self.link, listener).await;
+                self.listen(listener);
+                self.notices.subscribed(&self.locks, listener).await;
             }
         }
         let run = self.said(requests);
-        match self.link.run(operation, &run).await? {
-            Value::Array(answers) if answers.len() == requests.len() => Ok(answers),
-            _ => Err(errors::unreadable(operation)),
+        let (ran, answer) = self.locks.run(operation, &self.name_of(claim), &run).await?;
+        Ok((ran, one_each(requests, answer)?))
+    }
+
+    /// Hears of hand-overs at the nodes of a cluster.
+    fn listen(&self, listener: &Weak<dyn Listener>) {
+        if let (Route::Cluster(cluster), Some(shards)) = (&self.locks, &self.reader.shards) {
+            let Notices { channel, names, confirmed, .. } = &self.notices;
+            shards.listen(cluster, channel, names, *confirmed, listener);
+        }
+    }
+
+    /// The name of the key that a claim is on.
+    fn name_of(&self, claim: &Claim) -> String {
+        self.names.state(&claim.key, claim.mode.is_permits())
+    }
+
+    /// A call is about to be made that may be followed by a lease.
+    fn leased(&self, request: &Request) {
+        if let (Route::Cluster(cluster), Request::Acquire(claim) | Request::Renew(claim)) =
+            (&self.locks, request)
+        {
+            cluster.leased_for(claim.ttl);
         }
     }
 
@@ -171,7 +256,7 @@ impl Redis {
                 }
                 Request::Renew(lease) => {
                     run.write(|word| codec::write_head(lease, word));
-                    run.arg(codec::millis(lease.ttl));
+                    run.arg(codec::millis(lease.ttl)).arg(further_tokens(lease));
                 }
                 Request::Release(lease, how) => {
                     run.write(|word| codec::write_mark(lease.owner, word));
@@ -185,66 +270,35 @@ impl Redis {
     }
 
     async fn make(&self, requests: &[Request]) -> Vec<Answer> {
-        match self.run(requests).await {
-            Ok(answers) => {
-                let answers: Vec<Answer> =
-                    requests.iter().zip(answers).map(|(request, it)| read(request, it)).collect();
-                let is_queued = |answer: &Answer| {
-                    matches!(answer, Answer::Acquire(Ok(AcquireOutcome::Queued { .. })))
-                };
-                if answers.iter().any(is_queued) {
-                    self.notices.set_waiting();
-                }
-                answers
-            }
-            Err(error) => requests
-                .iter()
-                .map(|request| {
-                    let error = error.clone().during(request.operation());
-                    request.failed(error.on(&request.claim().key))
-                })
-                .collect(),
+        if self.locks.server().is_some() {
+            return self.make_together(requests).await;
         }
+        requests.iter().for_each(|request| self.leased(request));
+        // Several keys in one run would be refused, even at one node.
+        let each = requests.iter().map(std::slice::from_ref);
+        let made = join_all(each.map(|one| self.make_together(one)));
+        made.await.into_iter().flatten().collect()
+    }
+
+    async fn make_together(&self, requests: &[Request]) -> Vec<Answer> {
+        if requests.is_empty() {
+            return Vec::new();
+        }
+        let (ran, answers) = match self.run(requests).await {
+            Ok((ran, answers)) => (Some(ran), Ok(answers)),
+            Err(error) => (None, Err(error)),
+        };
+        let answers = self.reader.read(requests, answers);
+        self.replicated(requests, answers, ran).await
     }
 
     async fn make_one(&self, request: Request) -> Option<Answer> {
         self.make(&[request]).await.pop()
     }
 
-    /// The end of the record of a lease of this holder, nearly always the same one.
+    /// The end of the record of a lease of this holder.
     fn tail(&self, holder: &Arc<Holder>) -> Arc<str> {
-        let mut latest = self.tail.lock();
-        match &*latest {
-            Some((whose, tail)) if Arc::ptr_eq(whose, holder) => tail.clone(),
-            _ => {
-                let tail: Arc<str> = codec::tail(&self.notices.channel, holder).into();
-                *latest = Some((holder.clone(), tail.clone()));
-                tail
-            }
-        }
-    }
-
-    async fn scan(&self, prefix: &str, cursor: Cursor) -> Result<Page> {
-        let from = if cursor.0.is_empty() { "0".to_owned() } else { cursor.0 };
-        let mut command = redis::cmd("SCAN");
-        command.arg(from).arg("MATCH").arg(self.names.pattern(prefix));
-        command.arg("COUNT").arg(SCANNED);
-        let answer = self.link.command(Operation::List, &command).await?;
-        let unreadable = || errors::unreadable(Operation::List);
-        let (next, names): (String, Vec<Vec<u8>>) =
-            redis::from_redis_value(answer).map_err(|_| unreadable())?;
-        let keys =
-            names.iter().filter_map(|name| self.names.key_of(std::str::from_utf8(name).ok()?));
-        let next = (next != "0").then_some(Cursor(next));
-        Ok(Page { keys: keys.collect(), next })
-    }
-
-    /// A run of a script on a key as a lock and as a semaphore, and on who broke it.
-    fn on_all(&self, code: &'static Code, key: &Key) -> Run {
-        let mut run = code.on(3);
-        run.arg(self.names.state(key, false)).arg(self.names.state(key, true));
-        run.arg(self.names.broken(key));
-        run
+        self.tail.get(holder, || codec::tail(&self.notices.channel, holder).into())
     }
 }
 
@@ -260,15 +314,20 @@ impl Backend for Redis {
     }
 
     fn open(&self, _client: u64, listener: Weak<dyn Listener>) {
-        let _ = self.listener.set(listener);
+        let _ = self.listener.set(listener.clone());
+        let Some(releases) = self.reader.releases.clone() else {
+            return self.locks.tell(listener);
+        };
+        let (route, names, scripts) = (self.locks.clone(), self.names.clone(), self.scripts);
+        let after = Arc::new(AfterFailover { listener, releases, route, names, scripts });
+        let after = self.after_failover.get_or_init(|| after);
+        let listener: Arc<dyn Listener> = after.clone();
+        self.locks.tell(Arc::downgrade(&listener));
     }
 
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
         Call::new(async move {
-            match self.make_one(Request::Acquire(Arc::new(claim.clone()))).await {
-                Some(Answer::Acquire(answer)) => answer,
-                _ => Err(errors::unreadable(Operation::Acquire)),
-            }
+            acquire_answer(self.make_one(Request::Acquire(Arc::new(claim.clone()))).await)
         })
     }
 
@@ -277,10 +336,7 @@ impl Backend for Redis {
             let mut answers = Vec::with_capacity(leases.len());
             for some in leases.chunks(COMBINED) {
                 let requests: Vec<_> = some.iter().cloned().map(Request::Renew).collect();
-                answers.extend(self.make(&requests).await.into_iter().map(|answer| match answer {
-                    Answer::Renew(answer) => answer,
-                    _ => Err(errors::unreadable(Operation::Renew)),
-                }));
+                answers.extend(self.make(&requests).await.into_iter().map(renew_answer));
             }
             answers
         })
@@ -288,10 +344,7 @@ impl Backend for Redis {
 
     fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
         Call::new(async move {
-            match self.make_one(Request::Release(Arc::new(lease.clone()), how)).await {
-                Some(Answer::Release(answer)) => answer,
-                _ => Err(errors::unreadable(Operation::Release)),
-            }
+            release_answer(self.make_one(Request::Release(Arc::new(lease.clone()), how)).await)
         })
     }
 
@@ -299,19 +352,50 @@ impl Backend for Redis {
         Call::new(self.make(requests))
     }
 
+    fn submit(&self, batch: Box<dyn Batch>) -> std::result::Result<(), Box<dyn Batch>> {
+        if self.min_replicas.is_some() {
+            return Err(batch); // replicas are waited for
+        }
+        let requests = batch.requests();
+        let Some(first) = requests.first() else { return Err(batch) };
+        if has_acquire(requests) && !self.notices.is_listening() {
+            return Err(batch); // it is waited for, a little
+        }
+        let link = match &self.locks {
+            Route::Server(link) => link,
+            Route::Cluster(cluster) => {
+                let said = |request: &Request| self.said(std::slice::from_ref(request));
+                let name = |request: &Request| self.name_of(request.claim());
+                requests.iter().for_each(|request| self.leased(request));
+                return cluster.submit(batch, &self.reader, name, said);
+            }
+        };
+        let Some(live) = link.plain() else { return Err(batch) };
+        let (run, operation) = (self.said(requests), first.operation());
+        let until = Instant::now() + batch.time_left();
+        let reader = self.reader.clone();
+        let done = Box::new(move |Submitted { link, live, answer, .. }: Submitted| {
+            let requests = batch.requests();
+            let answers = answer.map(|answer| {
+                let answer = answer.and_then(|it| link.checked(&live, operation, it));
+                reader.read(requests, answer.and_then(|answer| one_each(requests, answer)))
+            });
+            batch.complete(answers.unwrap_or_default());
+        });
+        link.submit(live, run, Then { operation, until, done });
+        Ok(())
+    }
+
+    fn lanes(&self) -> usize {
+        self.locks.lanes()
+    }
+
+    fn lane(&self, key: &Key) -> usize {
+        self.locks.lane(&self.names.state(key, false))
+    }
+
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
-        Call::new(async move {
-            let run = self.on_all(&self.scripts.inspect, key);
-            let answer = self.link.run(Operation::Inspect, &run).await?;
-            let unreadable = || errors::unreadable(Operation::Inspect);
-            let (now, broken, holders, waiters): (u64, String, Vec<String>, Vec<String>) =
-                redis::from_redis_value(answer).map_err(|_| unreadable())?;
-            Ok(KeyState {
-                holders: codec::holder_states(now, &holders),
-                waiters: codec::waiter_states(now, &waiters),
-                broken_by: (!broken.is_empty()).then_some(broken),
-            })
-        })
+        Call::new(self.inspect_key(key))
     }
 
     fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>> {
@@ -324,18 +408,20 @@ impl Backend for Redis {
         by: &'a Holder,
         delay: Duration,
     ) -> Call<'a, Result<usize>> {
-        Call::new(async move {
-            let mut run = self.on_all(&self.scripts.break_lock, key);
-            run.arg(by.to_string()).arg(BREAKS_KEPT).arg(codec::micros(delay));
-            let answer = self.link.run(Operation::Break, &run).await?;
-            redis::from_redis_value(answer).map_err(|_| errors::unreadable(Operation::Break))
-        })
+        Call::new(self.break_key(key, by, delay))
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {
         Call::new(async move {
-            self.link.command(Operation::Connect, &redis::cmd("PING")).await.map(drop)
+            for (_, server) in self.route.servers(Operation::Connect).await? {
+                server.command(Operation::Connect, &redis::cmd("PING")).await?;
+            }
+            Ok(())
         })
+    }
+
+    fn servers(&self) -> Call<'_, Result<Vec<ServerState>>> {
+        Call::new(self.server_states())
     }
 
     fn as_any(&self) -> Option<&dyn std::any::Any> {
@@ -343,60 +429,8 @@ impl Backend for Redis {
     }
 }
 
-fn attempt(answer: &Value, tokens: u32) -> Option<AcquireOutcome> {
-    if let Value::Int(first) = answer {
-        let first = u64::try_from(*first).ok()?;
-        return Some(AcquireOutcome::Granted(Grant { first, count: tokens }));
-    }
-    let Value::Array(fields) = answer else { return None };
-    let holder = || codec::holder(word(fields.get(1)?)?);
-    match word(fields.first()?)? {
-        "g" => {
-            let first = u64::try_from(number(fields.get(1)?)?).ok()?;
-            let count = u32::try_from(number(fields.get(2)?)?).ok()?;
-            Some(AcquireOutcome::Granted(Grant { first, count }))
-        }
-        "b" => Some(AcquireOutcome::Busy { holder: holder() }),
-        "q" => {
-            let free_in = u64::try_from(number(fields.get(2)?)?).ok();
-            let free_in = free_in.map(Duration::from_micros);
-            Some(AcquireOutcome::Queued { holder: holder(), free_in })
-        }
-        _ => None,
-    }
-}
-
-fn renewed(answer: &Value) -> Option<RenewOutcome> {
-    match answer {
-        Value::Int(1) => Some(RenewOutcome::Held { others_wait: false }),
-        Value::Int(2) => Some(RenewOutcome::Held { others_wait: true }),
-        Value::Int(0) => Some(RenewOutcome::Lost),
-        _ => None,
-    }
-}
-
-fn released(answer: &Value) -> Option<ReleaseOutcome> {
-    match answer {
-        Value::Int(1) => Some(ReleaseOutcome::Released),
-        Value::Int(0) => Some(ReleaseOutcome::AlreadyLost),
-        _ => None,
-    }
-}
-
-/// What the script answered to a call.
-fn read(request: &Request, answer: Value) -> Answer {
-    let operation = request.operation();
-    if let Value::ServerError(error) = answer {
-        return request.failed(errors::refused(operation, &error).on(&request.claim().key));
-    }
-    let unreadable = || errors::unreadable(operation);
-    match request {
-        Request::Acquire(claim) => {
-            Answer::Acquire(attempt(&answer, tokens(claim)).ok_or_else(unreadable))
-        }
-        Request::Renew(_) => Answer::Renew(renewed(&answer).ok_or_else(unreadable)),
-        Request::Release(..) => Answer::Release(released(&answer).ok_or_else(unreadable)),
-    }
+fn has_acquire(requests: &[Request]) -> bool {
+    requests.iter().any(|request| matches!(request, Request::Acquire(_)))
 }
 
 /// What the script calls such a call.
@@ -415,17 +449,7 @@ fn tokens(claim: &Claim) -> u32 {
     if claim.mode.is_permits() { 0 } else { claim.tokens.clamp(1, MOST_TOKENS) }
 }
 
-fn word(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
-        _ => None,
-    }
-}
-
-fn number(value: &Value) -> Option<i64> {
-    match value {
-        Value::Int(number) => Some(*number),
-        _ => None,
-    }
+/// How many further tokens a renewal is given, if nobody waits.
+fn further_tokens(lease: &Claim) -> u32 {
+    if lease.mode == Mode::Exclusive { lease.tokens.min(MOST_TOKENS) } else { 0 }
 }

@@ -18,7 +18,8 @@ use tokio::task::JoinHandle;
 use super::codec::Names;
 use super::connection::{CONNECT_TIMEOUT, Link, pause};
 use super::errors;
-use crate::backend::Listener;
+use super::route::Route;
+use crate::backend::{Listener, Notice};
 use crate::error::{Operation, Result};
 
 /// How long a first claim waits for the subscription.
@@ -32,11 +33,13 @@ const IDLE_PROBES: u32 = 10;
 /// What a client hears.
 pub(super) struct Notices {
     pub(super) channel: String,
-    names: Names,
+    pub(super) names: Names,
+    /// Whether a lock that was handed over counts only when it was confirmed.
+    pub(super) confirmed: bool,
     phase: watch::Sender<Phase>,
     task: Mutex<Option<JoinHandle<()>>>,
-    /// Whether a claim was queued since the last probe.
-    waiting: Arc<AtomicBool>,
+    /// Whether a claim was queued since the last probe: its notice must not be missed.
+    pub(super) waiting: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,30 +50,31 @@ enum Phase {
 }
 
 impl Notices {
-    pub(super) fn new(channel: String, names: Names) -> Self {
+    pub(super) fn new(channel: String, names: Names, confirmed: bool) -> Self {
         let (phase, task) = (watch::Sender::new(Phase::First), Mutex::new(None));
-        Notices { channel, names, phase, task, waiting: Arc::default() }
+        Notices { channel, names, confirmed, phase, task, waiting: Arc::default() }
     }
 
-    /// A claim was queued, or is still: its notice must not be missed.
-    pub(super) fn set_waiting(&self) {
-        self.waiting.store(true, Ordering::Relaxed);
+    /// Whether what happens to a claim that is sent now is heard.
+    pub(super) fn is_listening(&self) -> bool {
+        *self.phase.borrow() == Phase::Listening
     }
 
     /// Subscribes when called first. Waits for that, so that what happens to the
     /// claim sent next is heard; but not for long, since it is not needed.
-    pub(super) async fn subscribed(&self, link: &Arc<Link>, listener: &Weak<dyn Listener>) {
-        if *self.phase.borrow() == Phase::Listening {
+    pub(super) async fn subscribed(&self, route: &Route, listener: &Weak<dyn Listener>) {
+        if self.is_listening() {
             return;
         }
         {
             let mut task = self.task.lock();
             if task.as_ref().is_none_or(JoinHandle::is_finished) {
                 let listening = Listening {
-                    link: link.clone(),
+                    route: route.clone(),
                     listener: listener.clone(),
                     channel: self.channel.clone(),
                     names: self.names.clone(),
+                    confirmed: self.confirmed,
                     phase: self.phase.clone(),
                     waiting: self.waiting.clone(),
                 };
@@ -92,26 +96,34 @@ impl Drop for Notices {
 }
 
 struct Listening {
-    link: Arc<Link>,
+    route: Route,
     listener: Weak<dyn Listener>,
     channel: String,
     names: Names,
+    confirmed: bool,
     phase: watch::Sender<Phase>,
     waiting: Arc<AtomicBool>,
 }
 
 impl Listening {
     async fn run(self) {
-        let mut failures = 0;
+        let (mut failures, mut again) = (0, false);
         while self.listener.strong_count() > 0 {
             // A server that is down is tried by the other connection only.
-            self.link.is_up().await;
-            match tokio::time::timeout(CONNECT_TIMEOUT, self.subscribe()).await {
+            let link = self.route.is_up().await;
+            let leaving = link.leaving();
+            match tokio::time::timeout(CONNECT_TIMEOUT, self.subscribe(&link)).await {
                 Ok(Ok((sink, stream))) => {
                     failures = 0;
                     self.phase.send_replace(Phase::Listening);
+                    // What was told meanwhile was not heard.
+                    if std::mem::replace(&mut again, true)
+                        && let Some(listener) = self.listener.upgrade()
+                    {
+                        listener.reconnected();
+                    }
                     let since = Instant::now();
-                    self.hear(sink, stream).await;
+                    self.hear(sink, stream, leaving).await;
                     self.phase.send_replace(Phase::Deaf);
                     if since.elapsed() > PROBE {
                         continue; // at once: it was good until now
@@ -134,16 +146,22 @@ impl Listening {
         }
     }
 
-    async fn subscribe(&self) -> Result<(PubSubSink, PubSubStream)> {
+    async fn subscribe(&self, link: &Link) -> Result<(PubSubSink, PubSubStream)> {
         let told = |error: RedisError| errors::unanswered(Operation::Connect, &error);
-        let client = self.link.client().await?;
+        let client = link.client().await?;
         let (mut sink, stream) = client.get_async_pubsub().await.map_err(told)?.split();
         sink.subscribe(&self.channel).await.map_err(told)?;
         Ok((sink, stream))
     }
 
-    /// Passes notices on until the connection ends or goes silent.
-    async fn hear(&self, mut sink: PubSubSink, mut stream: PubSubStream) {
+    /// Passes notices on until the connection ends or goes silent, or its server is
+    /// left for another one.
+    async fn hear(
+        &self,
+        mut sink: PubSubSink,
+        mut stream: PubSubStream,
+        mut leaving: watch::Receiver<u64>,
+    ) {
         let mut probe = tokio::time::interval(PROBE);
         probe.reset();
         let mut idle = 0;
@@ -151,12 +169,10 @@ impl Listening {
             tokio::select! {
                 message = next(&mut stream) => {
                     let Some(message) = message else { return };
-                    let Some(listener) = self.listener.upgrade() else { return };
-                    let text = std::str::from_utf8(message.get_payload_bytes()).unwrap_or("");
-                    if let Some((key, owner, notice)) = self.names.notice(text) {
-                        listener.notice(&key, owner, notice);
-                    }
+                    let text = message.get_payload_bytes();
+                    deliver(&self.listener, &self.names, self.confirmed, text);
                 }
+                _ = leaving.changed() => return,
                 _ = probe.tick() => {
                     idle += 1;
                     if !self.waiting.swap(false, Ordering::Relaxed) && idle < IDLE_PROBES {
@@ -173,6 +189,23 @@ impl Listening {
     }
 }
 
-async fn next(stream: &mut PubSubStream) -> Option<redis::Msg> {
+/// Passes a notice on. `confirmed`: a lock that was handed over counts only when it was
+/// asked for once more.
+pub(super) fn deliver(
+    listener: &Weak<dyn Listener>,
+    names: &Names,
+    confirmed: bool,
+    message: &[u8],
+) {
+    let Some(listener) = listener.upgrade() else { return };
+    let text = std::str::from_utf8(message).unwrap_or("");
+    if let Some((key, owner, notice)) = names.notice(text) {
+        let ask = confirmed && matches!(notice, Notice::Granted { .. });
+        listener.notice(&key, owner, if ask { Notice::TryAgain } else { notice });
+    }
+}
+
+/// The next message; `None` at the end of the connection.
+pub(super) async fn next(stream: &mut PubSubStream) -> Option<redis::Msg> {
     poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
 }

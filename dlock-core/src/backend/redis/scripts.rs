@@ -5,12 +5,30 @@ use std::sync::OnceLock;
 use redis::{Arg, Cmd, Script, ToRedisArgs};
 
 macro_rules! parts {
-    ($($file:literal),*) => { concat!($(include_str!(concat!("lua/", $file, ".lua"))),*) };
+    ($always_hash:literal, $($file:literal),*) => {
+        concat!(
+            "local always_hash = ", $always_hash, "\n",
+            $(include_str!(concat!("lua/", $file, ".lua"))),*
+        )
+    };
 }
 
-const CALLS: &str = parts!("numbers", "calls_first", "state", "calls");
-const BREAK: &str = parts!("numbers", "state", "break");
-const INSPECT: &str = parts!("numbers", "state", "inspect");
+macro_rules! scripts {
+    ($always_hash:literal) => {
+        Scripts {
+            calls: Code::new(parts!(
+                $always_hash,
+                "calls_one",
+                "numbers",
+                "calls_first",
+                "state",
+                "calls"
+            )),
+            break_lock: Code::new(parts!($always_hash, "numbers", "state", "break")),
+            inspect: Code::new(parts!($always_hash, "numbers", "state", "inspect")),
+        }
+    };
+}
 
 /// The scripts with their digests.
 pub(super) struct Scripts {
@@ -21,13 +39,16 @@ pub(super) struct Scripts {
 }
 
 impl Scripts {
-    pub(super) fn get() -> &'static Scripts {
+    /// For one server.
+    pub(super) fn of_a_server() -> &'static Scripts {
         static SCRIPTS: OnceLock<Scripts> = OnceLock::new();
-        SCRIPTS.get_or_init(|| Scripts {
-            calls: Code::new(CALLS),
-            break_lock: Code::new(BREAK),
-            inspect: Code::new(INSPECT),
-        })
+        SCRIPTS.get_or_init(|| scripts!("false"))
+    }
+
+    /// For a cluster, where a lock is always a hash.
+    pub(super) fn of_a_cluster() -> &'static Scripts {
+        static SCRIPTS: OnceLock<Scripts> = OnceLock::new();
+        SCRIPTS.get_or_init(|| scripts!("true"))
     }
 }
 
@@ -50,6 +71,23 @@ impl Code {
     }
 }
 
+/// A script with its keys and arguments, as several servers are sent it.
+pub(super) struct PackedRun {
+    run: Run,
+    request: Vec<u8>,
+}
+
+impl PackedRun {
+    pub(super) fn run(&self) -> &Run {
+        &self.run
+    }
+
+    /// By digest, as it is written to a connection.
+    pub(super) fn request(&self) -> &[u8] {
+        &self.request
+    }
+}
+
 /// A script with its keys and arguments.
 pub(super) struct Run {
     code: &'static Code,
@@ -68,6 +106,12 @@ impl Run {
         self.word.clear();
         write(&mut self.word);
         self.by_digest.arg(&self.word);
+    }
+
+    /// Packed once, for several servers.
+    pub(super) fn packed(self) -> PackedRun {
+        let request = self.by_digest.get_packed_command();
+        PackedRun { run: self, request }
     }
 
     /// By digest, which the server knows after the first time.

@@ -14,14 +14,45 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 /// The oldest Redis that will do.
 const OLDEST: (u32, u32) = (6, 2);
 
-pub(super) async fn check(connection: &Connection, eviction: Eviction, first: bool) -> Result<()> {
+/// What a server must be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ServerKind {
+    /// A primary by itself.
+    Primary,
+    /// A node of a cluster. A replica will do: it says who its primary is.
+    Node,
+}
+
+pub(super) async fn check(
+    connection: &Connection,
+    kind: ServerKind,
+    eviction: Eviction,
+    first: bool,
+) -> Result<()> {
     let Some(info) = info(connection).await? else { return Ok(()) };
     if let Some(version) = field(&info, "redis_version")
         && is_too_old(version)
     {
         return Err(fault(format!("this is Redis {version}; locks need 6.2 or newer, or Valkey")));
     }
-    if field(&info, "role") == Some("slave") {
+    // Valkey may call it by its own name.
+    let mode = field(&info, "redis_mode").or_else(|| field(&info, "server_mode"));
+    let wrong = match (mode, kind) {
+        (Some("sentinel"), _) => {
+            "this is a Sentinel; write redis+sentinel://host:port/NAME with the name of the primary"
+        }
+        (Some("cluster"), ServerKind::Primary) => {
+            "this is a node of a Redis Cluster; write redis+cluster://host:port"
+        }
+        (Some("standalone"), ServerKind::Node) => {
+            "this is not a node of a Redis Cluster; write redis:// for one server"
+        }
+        _ => "",
+    };
+    if !wrong.is_empty() {
+        return Err(fault(wrong.into()));
+    }
+    if kind == ServerKind::Primary && field(&info, "role") == Some("slave") {
         return Err(errors::replica());
     }
     let policy = field(&info, "maxmemory_policy").unwrap_or("noeviction");

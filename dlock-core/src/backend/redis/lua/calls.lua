@@ -123,8 +123,17 @@ function second.r(key, at)
     held.mode, state.exclusive = mode, state.exclusive - 1
   end
   prolong(state, held, now + ARGV[at + 1] * 1000)
-  conclude(state)
-  return state.waiters > 0 and 2 or 1
+  settle(state)
+  local reply, wanted = state.waiters > 0 and 2 or 1, tonumber(ARGV[at + 2])
+  if reply == 1 and wanted > 0 and held.mode == 'x' then
+    held.first, held.tokens = mint(state.last, now, wanted)
+    state.last = held.first + held.tokens - 1
+    set_holder(state, held)
+    reply = granted(held.first, held.tokens, wanted)
+  end
+  save(state)
+  tell(state)
+  return reply
 end
 
 function second.x(key, at, stays)
@@ -132,7 +141,7 @@ function second.x(key, at, stays)
   local state = load(key, now, owner)
   local held, record = lease_of(state, owner)
   if held and stays then
-    held.parked = true
+    held.parked = '1'
     prolong(state, held, now + stays)
   else
     remove(state, owner, held)

@@ -8,45 +8,56 @@
 --        5 1 to queue or 0, patience in microseconds, and when it was sent by the
 --          client's clock, with tabs between
 --   'i'  the same, but gives up a lease of the key first:  6 its mark
---   'r'  prolongs a lease:  1 head  2 ttl, milliseconds
+--   'r'  prolongs a lease:  1 head  2 ttl, milliseconds  3 how many further tokens an
+--        exclusive one is given if nobody waits, or 0
 --   'x'  gives back a lease or a place in the queue:  1 its mark
 --   'p'  gives back a lease, but the key stays taken:
 --        1 its mark  2 for how many microseconds
 -- A mark is '1' and the owner. The terms are mode, permits and capacity, a tab before
 -- each.
 --
--- Replies one element for each. For 'a' and 'i' the first token, if as many were
+-- Replies one element for each. For 'a' and 'i' the first token (a number, or its
+-- digits), if as many were
 -- given as were asked for; or { 'g', first token, count }, { 'b', holder } or { 'q',
 -- holder, microseconds until it is worth asking again }, where the holder is JSON or
 -- '' and the last is -1 if nobody is in the way. For 'r' 1 held, 2 held and others
--- wait, 0 lost. For 'x' and 'p' 1 released, 0 already lost. An error is the reply of
+-- wait, 0 lost, or the further tokens as for 'a'. For 'x' and 'p' 1 released, 0 already lost. An error is the reply of
 -- the call that it came from.
 --
--- This first part serves a key that has one holder at most and nobody waits for. It
--- then is a string, and each call takes two or three commands. What answers nothing
+-- This first part serves a key that has one holder at most and nobody waits for (not in
+-- a cluster, see state.lua). It then is a string, and each call takes two or three commands. What answers nothing
 -- here is left to the second part, which looks at the key anew; and so is every later
 -- call on that key, so that calls on one key keep their order.
 
--- The string of a lone holder; how many tokens it has and its first one are digits.
+-- The string of a lone holder; the last token has sixteen digits, and how many tokens
+-- it has and its first one are digits too.
 local function lone_holder(at, last, first, count)
   local head = ARGV[at]
-  return sub(head, 1, 33) .. text16(last) .. '\t0\t0' .. sub(head, 34) .. '\t' .. first .. '\t'
+  return sub(head, 1, 33) .. last .. '\t0\t0' .. sub(head, 34) .. '\t' .. first .. '\t'
     .. count .. '\t' .. stamp .. ARGV[at + 1]
 end
+
+local NO_TOKEN = string.rep('0', 16)
 
 local function granted(first, count, wanted)
   return count == wanted and first or { 'g', first, count }
 end
 
 local first = {}
+local lasts = {} -- the digits of the last token, by how many are wanted
 
 function first.a(key, at)
   local now, wanted = clock(), ARGV[at + 3]
   local value, token
   if wanted == '0' then
-    token, value = 0, lone_holder(at, 0, '0', wanted)
+    token, value = 0, lone_holder(at, NO_TOKEN, '0', wanted)
   else
-    token, value = now, lone_holder(at, now + wanted - 1, stamp, wanted)
+    local last = lasts[wanted]
+    if not last then
+      last = text16(now + wanted - 1)
+      lasts[wanted] = last
+    end
+    token, value = now, lone_holder(at, last, stamp, wanted)
   end
   if call('SET', key, value, 'NX', 'PX', ARGV[at + 2]) then
     return token
@@ -71,7 +82,7 @@ function first.i(key, at)
       token, count = mint(last, now, wanted)
       last = token + count - 1
     end
-    call('SET', key, lone_holder(at, last, text(token), count), 'PX', ARGV[at + 2])
+    call('SET', key, lone_holder(at, text16(last), text(token), count), 'PX', ARGV[at + 2])
     return granted(token, count, wanted)
   end
 end
@@ -94,15 +105,29 @@ function first.r(key, at)
   if sub(found, 1, 33) ~= sub(head, 1, 33) then
     return lost(found)
   end
-  if sub(found, 54) == sub(head, 34) then
+  if sub(found, 54) ~= sub(head, 34) then
+    return nil
+  end
+  local wanted = tonumber(ARGV[at + 2])
+  if wanted == 0 then
     call('PEXPIRE', key, ARGV[at + 1])
     return 1
   end
+  local first, count = mint(tonumber(sub(found, 34, 49)), clock(), wanted)
+  local since_and_tail = match(call('GET', key), '^\t%d+\t%d+(\t.*)$', #found + 1)
+  call('SET', key, sub(found, 1, 33) .. text16(first + count - 1) .. sub(found, 50) .. '\t'
+    .. text(first) .. '\t' .. text(count) .. since_and_tail, 'PX', ARGV[at + 1])
+  return granted(first, count, wanted)
 end
 
 -- Leaves the last token behind until the clock has passed it.
 local function give_up(key, last)
-  local ahead = tonumber(last) - clock()
+  local now = clock()
+  if #stamp == 16 and last < stamp then -- as numbers, since both have sixteen digits
+    call('DEL', key)
+    return
+  end
+  local ahead = tonumber(last) - now
   if ahead < 0 then
     call('DEL', key)
   else
@@ -111,12 +136,15 @@ local function give_up(key, last)
 end
 
 function first.x(key, at)
-  local mark, last = lone(key)
-  if mark == ARGV[at] then
-    give_up(key, last)
+  local found = redis.pcall('GETRANGE', key, '0', '48')
+  if type(found) ~= 'string' then
+    return nil
+  end
+  if find(found, ARGV[at], 1, true) == 1 then
+    give_up(key, sub(found, 34))
     return 1
   end
-  return lost(mark)
+  return lost(found)
 end
 
 function first.p(key, at)
@@ -146,13 +174,13 @@ local function make(count, one)
   until done
 end
 
-local arguments = { a = 5, i = 6, r = 2, x = 1, p = 2 }
+local arguments = { a = 5, i = 6, r = 3, x = 1, p = 2 }
 local rest, deferred, at = {}, {}, 2
 make(#KEYS, function(i)
   local key, letter, from = KEYS[i], sub(ARGV[1], i, i), at
   made, at = i, at + arguments[letter]
   local reply
-  if not deferred[key] then
+  if not always_hash and not deferred[key] then
     reply = first[letter](key, from)
   end
   if reply == nil then

@@ -1,4 +1,5 @@
-local call, format, sub, match = redis.call, string.format, string.sub, string.match
+local call, format, sub = redis.call, string.format, string.sub
+local match, find = string.match, string.find
 
 -- A whole number below 2^53 in digits: '%d' alone would not do where a long has 32
 -- bits.

@@ -17,8 +17,15 @@
 --                   channel, JSON
 --       q<place>    the owner that waits in this place; places rise, and may be empty
 --
+-- A holder is parked when its lease is over, but the key stays taken: 1 after a release,
+-- 2 after a break, so that the holder hears of it before somebody else is let in; else 0.
 -- Fields are separated by tabs, times are in microseconds. The terms are mode (x, s or
 -- p), permits and capacity.
+--
+-- In a cluster (`always_hash`) it is never a string: while a slot moves, a script that
+-- has deleted a key may not write it again, so a string could not become a hash. A key
+-- that is free is then a hash with the counts alone, until the clock passes the last
+-- token.
 --
 -- No call costs more when there are more holders or waiters: each has a field, and
 -- the counts are kept beside them. `soonest` is never later than the first end of a
@@ -46,14 +53,14 @@ local function parse_holder(owner, record)
     error('DLOCKLAYOUT')
   end
   return {
-    owner = owner, expires = tonumber(expires), parked = parked == '1', mode = mode,
+    owner = owner, expires = tonumber(expires), parked = parked ~= '0' and parked, mode = mode,
     count = tonumber(count), capacity = capacity, first = tonumber(first),
     tokens = tonumber(tokens), since = since, channel = channel, info = info,
   }
 end
 
 local function write_holder(held)
-  return text(held.expires) .. (held.parked and '\t1\t' or '\t0\t') .. held.mode .. '\t'
+  return text(held.expires) .. '\t' .. (held.parked or '0') .. '\t' .. held.mode .. '\t'
     .. text(held.count) .. '\t' .. held.capacity .. '\t' .. text(held.first) .. '\t'
     .. text(held.tokens) .. '\t' .. held.since .. '\t' .. held.channel .. '\t' .. held.info
 end
@@ -175,6 +182,15 @@ local function keep_until(state, moment)
   end
 end
 
+-- The counts and bounds, as they are kept.
+local function packed(state)
+  local values = {}
+  for i, name in ipairs(META) do
+    values[i] = state[name]
+  end
+  return cmsgpack.pack(unpack(values))
+end
+
 local function save(state)
   if not state.changed then
     return
@@ -182,18 +198,20 @@ local function save(state)
   local key = state.key
   if state.holders == 0 and state.waiters == 0 then
     local ahead = state.last - state.now
-    call('DEL', key)
-    if ahead >= 0 then
+    if not always_hash or ahead < 0 then
+      call('DEL', key)
+    end
+    if always_hash and ahead >= 0 then
+      state.until_ = state.last
+      call('HSET', key, 'm', packed(state))
+      call('PEXPIRE', key, math.floor(ahead / 1000) + 1)
+    elseif ahead >= 0 then
       call('SET', key, 't' .. string.rep('0', 32) .. text16(state.last), 'PX',
         math.floor(ahead / 1000) + 1)
     end
     return
   end
-  local values = {}
-  for i, name in ipairs(META) do
-    values[i] = state[name]
-  end
-  local fields = { 'm', cmsgpack.pack(unpack(values)) }
+  local fields = { 'm', packed(state) }
   for _, field in ipairs(state.written) do
     if state.fields[field] then
       fields[#fields + 1] = field
@@ -309,15 +327,22 @@ local function expire(state)
   local found = call('HSCAN', state.key, state.cursor, 'COUNT', SWEEP)
   state.cursor, state.changed = found[1], true
   local fields = found[2]
-  for i = 1, #fields, 2 do
-    if sub(fields[i], 1, 1) == 'h' then
-      local expires = tonumber(match(fields[i + 1], '^%d+'))
-      if expires <= state.now then
-        remove_holder(state, parse_holder(sub(fields[i], 2), fields[i + 1]))
-      elseif state.swept == 0 or expires < state.swept then
-        state.swept = expires
-      end
+  local function look(field, record)
+    local expires = record and sub(field, 1, 1) == 'h' and tonumber(match(record, '^%d+'))
+    if expires and expires <= state.now then
+      remove_holder(state, parse_holder(sub(field, 2), record))
+    elseif expires and (state.swept == 0 or expires < state.swept) then
+      state.swept = expires
     end
+  end
+  -- What this call has changed is not in the store yet.
+  for i = 1, #fields, 2 do
+    if state.fields[fields[i]] == nil then
+      look(fields[i], fields[i + 1])
+    end
+  end
+  for field, record in pairs(state.fields) do
+    look(field, record)
   end
   if state.cursor == '0' then
     state.cursor, state.soonest = '', state.swept
@@ -414,7 +439,7 @@ local function settle(state)
       tokens = tokens, since = text(state.now), channel = waiter.channel, info = waiter.info,
     })
     state.notices[#state.notices + 1] = {
-      owner = waiter.owner, channel = waiter.channel,
+      owner = waiter.owner, channel = waiter.channel, granted = true,
       message = table.concat({ 'g', waiter.owner, state.key, text(first), text(tokens),
         waiter.sent }, '\t'),
     }
@@ -422,10 +447,17 @@ local function settle(state)
 end
 
 -- A notice that cannot be sent is a notice that got lost: the waiter asks again.
+-- In a cluster PUBLISH costs every node something. So a waiter may listen to a channel of
+-- the lock at this node, and others are told only if it does not (or this Redis is older
+-- than 7).
 local function tell(state, except)
   for _, notice in ipairs(state.notices) do
     if notice.owner ~= except then
-      redis.pcall('PUBLISH', notice.channel, notice.message)
+      local heard = always_hash and notice.granted
+        and redis.pcall('SPUBLISH', state.key .. ':' .. notice.channel, notice.message)
+      if type(heard) ~= 'number' or heard == 0 then
+        redis.pcall('PUBLISH', notice.channel, notice.message)
+      end
     end
   end
 end

@@ -1,0 +1,143 @@
+//! How a connection is made, and left for one to another server.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rand::RngExt as _;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::super::connector::Connection;
+use super::super::pipeline::Pipeline;
+use super::super::{errors, sentinel, server_check};
+use super::{Link, Live, State};
+use crate::error::Operation;
+
+impl Link {
+    /// Leaves a server that is not the primary any more, and looks for the new one at
+    /// once.
+    fn leave(self: &Arc<Self>) {
+        let left = {
+            let mut state = self.state.lock();
+            match &mut *state {
+                State::Up(live) => {
+                    let (left, why) = (live.clone(), Some(errors::replica()));
+                    *state = State::Down { next: Instant::now(), failures: 0, why };
+                    self.up.send_replace(false);
+                    Some(left)
+                }
+                State::Down { next, .. } => {
+                    *next = Instant::now();
+                    None
+                }
+                State::Connecting(_) => return self.moved.store(true, Ordering::Relaxed),
+            }
+        };
+        self.left.send_modify(|left| *left += 1);
+        if let Some(live) = left {
+            live.connection.close();
+        }
+        let link = self.clone();
+        tokio::spawn(async move { link.connected(Operation::Connect).await });
+    }
+
+    /// Listens to those who know where the primary is, from the first connection on.
+    fn watch_primary(self: &Arc<Self>) {
+        let Some(sentinels) = self.connector.sentinels() else { return };
+        let mut watcher = self.watcher.lock();
+        if watcher.as_ref().is_none_or(JoinHandle::is_finished) {
+            let link = Arc::downgrade(self);
+            *watcher = Some(tokio::spawn(sentinel::watch(sentinels, move || {
+                if let Some(link) = link.upgrade() {
+                    link.leave();
+                }
+            })));
+        }
+    }
+}
+
+/// Ends a connection that broke while nobody used it.
+async fn watch(pipeline: Arc<Pipeline>, link: Weak<Link>, live: Weak<Live>) {
+    pipeline.watch().await;
+    if let (Some(link), Some(live)) = (link.upgrade(), live.upgrade()) {
+        link.end(&live);
+    }
+}
+
+/// One attempt to connect.
+pub(super) struct Attempt {
+    pub(super) link: Arc<Link>,
+    pub(super) failures: u32,
+    /// Dropped when the attempt is over.
+    pub(super) _over: watch::Sender<()>,
+}
+
+impl Attempt {
+    pub(super) async fn run(self) {
+        let link = &self.link;
+        let since = Instant::now();
+        let connecting = async {
+            let connection = link.connector.connection().await?;
+            let first = !link.met.load(Ordering::Relaxed);
+            let kind = link.connector.kind();
+            server_check::check(&connection, kind, link.eviction, first).await?;
+            link.connector.greet(&connection).await?;
+            Ok(connection)
+        };
+        let connected = match tokio::time::timeout(link.connect_timeout, connecting).await {
+            Ok(connected) => connected,
+            Err(_) => Err(errors::silent(&link.shown)),
+        };
+        match connected {
+            Ok(connection) => {
+                let again = link.met.swap(true, Ordering::Relaxed);
+                let live = Live { connection, since, heard: Mutex::new(since) };
+                let live = Arc::new(live);
+                if let Connection::Plain(pipeline) = &live.connection {
+                    let (link, live) = (Arc::downgrade(link), Arc::downgrade(&live));
+                    tokio::spawn(watch(pipeline.clone(), link, live));
+                }
+                *link.state.lock() = State::Up(live);
+                link.up.send_replace(true);
+                link.watch_primary();
+                if link.moved.swap(false, Ordering::Relaxed) {
+                    link.leave(); // it may be the old one
+                }
+                if again && let Some(listener) = link.listener.get().and_then(Weak::upgrade) {
+                    listener.reconnected();
+                }
+            }
+            Err(why) => {
+                let why = link.connector.explained(why);
+                tracing::debug!(error = %why, failures = self.failures, "no connection");
+                *link.state.lock() = State::Down {
+                    next: Instant::now() + pause(self.failures),
+                    failures: self.failures.saturating_add(1),
+                    why: Some(why),
+                };
+                if link.moved.swap(false, Ordering::Relaxed) {
+                    link.leave();
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Attempt {
+    /// The runtime may have ended under it.
+    fn drop(&mut self) {
+        let mut state = self.link.state.lock();
+        if matches!(*state, State::Connecting(_)) {
+            *state = State::Down { next: Instant::now(), failures: self.failures, why: None };
+        }
+    }
+}
+
+/// The pause before the next attempt: with jitter, since the clients of a server
+/// that restarts all come back at once.
+pub(in super::super) fn pause(failures: u32) -> Duration {
+    let most = 100 * u64::from(failures.min(5) + 1);
+    Duration::from_millis(500 + rand::rng().random_range(0..most))
+}

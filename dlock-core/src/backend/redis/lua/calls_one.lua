@@ -1,0 +1,57 @@
+-- calls, the short way: one acquire of a lock that is free, or one release of a lock
+-- that nobody waits for. Most calls of most programs are such. What is not done here is
+-- left to what follows, which would do the same (the arguments are described there),
+-- but first builds what many calls share.
+if always_hash then -- it is never a string, and a run has one call
+  if ARGV[1] == 'a' and ARGV[5] ~= '0' and redis.pcall('HGET', KEYS[1], 'm') == false then
+    local time = redis.call('TIME')
+    local stamp, now = time[1] .. string.format('%06d', time[2]), time[1] * 1000000 + time[2]
+    local head, expires = ARGV[2], now + ARGV[4] * 1000
+    local owner = string.sub(head, 2, 33)
+    local counts = cmsgpack.pack(1, string.sub(head, 35, 35) == 'x' and 1 or 0, 0,
+      now + ARGV[5] - 1, expires, expires, 1, 1, 0, '', 0, owner) -- see META
+    local set = redis.pcall('HSET', KEYS[1], 'm', counts, 'h' .. owner,
+      string.format('%d%06d', math.floor(expires / 1000000), expires % 1000000) .. '\t0'
+      .. string.sub(head, 34) .. '\t' .. stamp .. '\t' .. ARGV[5] .. '\t' .. stamp .. ARGV[3])
+    if type(set) == 'table' then
+      return { set } -- out of memory
+    end
+    redis.call('PEXPIRE', KEYS[1], math.ceil((expires - now) / 1000) + 1)
+    return { stamp }
+  elseif ARGV[1] == 'x' then
+    local found = redis.pcall('HMGET', KEYS[1], 'm', 'h' .. string.sub(ARGV[2], 2))
+    if not found.err and found[1] and found[2] then
+      local holders, _, _, last, _, _, _, _, waiters = cmsgpack.unpack(found[1])
+      local expires = string.match(found[2], '^(%d+)\t0\t') -- not parked
+      if holders == 1 and waiters == 0 and expires then
+        local time = redis.call('TIME')
+        local now = time[1] * 1000000 + time[2]
+        if tonumber(expires) > now and last < now then
+          redis.call('DEL', KEYS[1])
+          return { 1 }
+        end
+      end
+    end
+  end
+elseif ARGV[1] == 'a' and ARGV[5] ~= '0' then
+  local time = redis.call('TIME')
+  local now = time[1] .. string.format('%06d', time[2])
+  local last = time[2] + ARGV[5] - 1 -- microseconds of the last token
+  if last < 1000000 and #now == 16 then
+    local head = ARGV[2]
+    local value = string.sub(head, 1, 33) .. time[1] .. string.format('%06d', last) .. '\t0\t0'
+      .. string.sub(head, 34) .. '\t' .. now .. '\t' .. ARGV[5] .. '\t' .. now .. ARGV[3]
+    if redis.call('SET', KEYS[1], value, 'NX', 'PX', ARGV[4]) then
+      return { now }
+    end
+  end
+elseif ARGV[1] == 'x' then
+  local found = redis.pcall('GETRANGE', KEYS[1], '0', '48')
+  if type(found) == 'string' and string.find(found, ARGV[2], 1, true) == 1 then
+    local time = redis.call('TIME')
+    if string.sub(found, 34) < time[1] .. string.format('%06d', time[2]) then
+      redis.call('DEL', KEYS[1])
+      return { 1 }
+    end
+  end
+end

@@ -1,0 +1,271 @@
+//! Who reads the answers of a [`Pipeline`].
+//!
+//! Waking another thread costs more than all the rest of a lone call, so answers are
+//! read where the callers are: by a task in the runtime of the first caller, which then
+//! wakes tasks of its own runtime. But that runtime may be blocked, or end. So the
+//! driver's thread is a second reader, which stands by:
+//!
+//! ```text
+//!              calls come one by one, and a caller's runtime reads
+//!   EAGER -------------------------------------------------------> STANDING BY
+//!   reads      calls overlap, or an answer is due for PROMPT,      looks now and then
+//!   as well    or the caller's reader has gone                     for what is due
+//!     ^---------------------------------------------------------------'
+//! ```
+//!
+//! When calls overlap, two threads are better than one: the workers of a runtime look
+//! for what came in only when they have nothing else to do.
+//!
+//! Both may read at the same time: bytes are taken from the socket and put in order
+//! under one lock. Replies are called without it, so those of two reads may overlap.
+
+use std::future::poll_fn;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::Value;
+use tokio::io::ReadBuf;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::Notify;
+
+use super::pipeline::{Outcome, Pipeline, Reply};
+use super::resp::FrameScanner;
+use super::socket::Readable;
+
+/// How long an answer may be due before the driver's thread reads too.
+const PROMPT: Duration = Duration::from_millis(5);
+/// For how long it does so then, at least.
+const EAGER: Duration = Duration::from_secs(1);
+/// How much is read at once.
+const READ: usize = 16 * 1024;
+/// How much room is kept for answers between two of them.
+const KEPT: usize = 256 * 1024;
+
+/// The readers of one pipeline.
+pub(super) struct Readers {
+    reading: Mutex<Reading>,
+    /// The runtime of the driver.
+    driver: Id,
+    callers: AtomicU8,
+    /// Whether the driver's reader is to be woken by the next request.
+    asleep: AtomicBool,
+    /// Whether calls overlapped since the driver's reader looked last.
+    overlap: AtomicBool,
+    wake: Notify,
+}
+
+/// Whether a caller's runtime reads.
+const NOBODY: u8 = 0;
+const READS: u8 = 1;
+/// It has no IO.
+const CANNOT: u8 = 2;
+
+#[derive(Default)]
+struct Reading {
+    /// What was read, and room for more behind it.
+    bytes: Vec<u8>,
+    filled: usize,
+    scanner: FrameScanner,
+}
+
+impl Readers {
+    /// To be made in the driver's runtime.
+    pub(super) fn new() -> Self {
+        Readers {
+            reading: Mutex::default(),
+            driver: Handle::current().id(),
+            callers: AtomicU8::new(NOBODY),
+            asleep: AtomicBool::new(false),
+            overlap: AtomicBool::new(false),
+            wake: Notify::new(),
+        }
+    }
+
+    /// A request was sent, so somebody must read. `overlap`: others have no answer yet.
+    pub(super) fn expect_answer(pipeline: &Arc<Pipeline>, overlap: bool) {
+        let readers = &pipeline.readers;
+        if overlap && !readers.overlap.load(Ordering::Relaxed) {
+            readers.overlap.store(true, Ordering::Release);
+            readers.wake.notify_one();
+        }
+        if readers.callers.load(Ordering::Relaxed) == NOBODY {
+            readers.read_in_this_runtime(pipeline);
+        }
+        if readers.asleep.load(Ordering::Relaxed) && readers.asleep.swap(false, Ordering::AcqRel) {
+            readers.wake.notify_one();
+        }
+    }
+
+    pub(super) fn wake_driver(&self) {
+        self.wake.notify_one();
+    }
+
+    fn read_in_this_runtime(&self, pipeline: &Arc<Pipeline>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let claimed =
+            || self.callers.compare_exchange(NOBODY, READS, Ordering::AcqRel, Ordering::Relaxed);
+        if runtime.id() == self.driver || claimed().is_err() {
+            return;
+        }
+        let reader = CallersReader(pipeline.clone());
+        // tokio panics in a runtime without IO, and there is no way to ask.
+        let socket = std::panic::catch_unwind(AssertUnwindSafe(|| pipeline.socket.readable()));
+        if let Ok(Ok(socket)) = socket {
+            runtime.spawn(reader.run(socket));
+            self.wake_driver();
+        } else {
+            drop(reader);
+            self.callers.store(CANNOT, Ordering::Release);
+        }
+    }
+
+    fn callers_read(&self) -> bool {
+        self.callers.load(Ordering::Acquire) == READS
+    }
+}
+
+/// Reads in a caller's runtime.
+struct CallersReader(Arc<Pipeline>);
+
+impl CallersReader {
+    async fn run(self, mut socket: Readable) {
+        while read(&self.0, &mut socket).await {}
+        self.0.close();
+    }
+}
+
+impl Drop for CallersReader {
+    /// The runtime may have ended, or a reply may have panicked.
+    fn drop(&mut self) {
+        self.0.readers.callers.store(NOBODY, Ordering::Release);
+        self.0.readers.wake_driver();
+    }
+}
+
+/// Reads in the driver's runtime, until the connection ends.
+pub(super) async fn read_for_driver(pipeline: Arc<Pipeline>) {
+    /// Should a reply panic, or the runtime end, nobody would read.
+    struct EndsWith(Arc<Pipeline>);
+    impl Drop for EndsWith {
+        fn drop(&mut self) {
+            self.0.close();
+        }
+    }
+    let ends = EndsWith(pipeline);
+    let pipeline = &ends.0;
+    let mut eager = Duration::ZERO;
+    while !pipeline.is_closed() {
+        let overlap = pipeline.readers.overlap.swap(false, Ordering::AcqRel);
+        if pipeline.readers.callers_read() && eager.is_zero() && !overlap {
+            stand_by(pipeline).await;
+            eager = EAGER;
+        }
+        // Registered for as long as it reads: else each answer would wake this thread.
+        let Ok(mut socket) = pipeline.socket.readable() else { return };
+        let reading = async {
+            while read(pipeline, &mut socket).await {}
+            pipeline.close();
+        };
+        let until = async {
+            if eager.is_zero() {
+                return pipeline.readers.wake.notified().await;
+            }
+            tokio::time::sleep(eager).await;
+            while pipeline.readers.overlap.swap(false, Ordering::AcqRel) {
+                tokio::time::sleep(EAGER).await;
+            }
+        };
+        tokio::select! {
+            () = reading => return,
+            () = until => eager = Duration::ZERO,
+        }
+    }
+}
+
+/// Returns when answers are not read in time, or nobody else reads.
+async fn stand_by(pipeline: &Pipeline) {
+    let readers = &pipeline.readers;
+    let mut seen = u64::MAX;
+    let overlap = || readers.overlap.load(Ordering::Acquire);
+    while readers.callers_read() && !overlap() && !pipeline.is_closed() {
+        let (count, oldest) = pipeline.oldest_wait();
+        if oldest.is_some_and(|waited| waited >= PROMPT) {
+            return;
+        }
+        if oldest.is_none() && count == seen {
+            // Nothing happened for a while. The next request wakes this again.
+            readers.asleep.store(true, Ordering::Release);
+            if pipeline.oldest_wait().0 == count {
+                readers.wake.notified().await;
+            }
+            readers.asleep.store(false, Ordering::Release);
+        } else {
+            let _ = tokio::time::timeout(PROMPT, readers.wake.notified()).await;
+        }
+        seen = count;
+    }
+}
+
+/// Reads once and calls the replies of the answers that are complete. False when the
+/// connection has ended, or makes no sense any more.
+async fn read(pipeline: &Pipeline, socket: &mut Readable) -> bool {
+    let mut replies = Vec::new();
+    let read = poll_fn(|cx| {
+        let mut reading = pipeline.readers.reading.lock();
+        let read = std::task::ready!(reading.poll_read(cx, socket));
+        let readable = read && reading.take_answers(pipeline, &mut replies);
+        Poll::Ready(readable)
+    });
+    let readable = read.await;
+    for (reply, answer) in replies {
+        reply(Outcome::Answered(answer));
+    }
+    readable
+}
+
+impl Reading {
+    /// Reads some bytes; false at the end.
+    fn poll_read(&mut self, cx: &mut Context<'_>, socket: &mut Readable) -> Poll<bool> {
+        if self.bytes.len() < self.filled + READ {
+            self.bytes.resize(self.filled + READ, 0);
+        }
+        let mut buffer = ReadBuf::new(&mut self.bytes[self.filled..]);
+        let read = std::task::ready!(socket.poll_read(cx, &mut buffer));
+        let taken = buffer.filled().len();
+        self.filled += taken;
+        Poll::Ready(read.is_ok() && taken > 0)
+    }
+
+    /// Takes out the answers that are complete. False if they make no sense.
+    fn take_answers(&mut self, pipeline: &Pipeline, replies: &mut Vec<(Reply, Value)>) -> bool {
+        let Reading { bytes, filled, scanner } = self;
+        let (mut start, mut sense) = (0, true);
+        let answers = std::iter::from_fn(|| {
+            loop {
+                let end = scanner.frame_end(&bytes[..*filled], start)?;
+                let answer = redis::parse_redis_value(&bytes[start..end]);
+                start = end;
+                match answer {
+                    Ok(Value::Push { .. }) => {} // it answers nothing
+                    Ok(answer) => return Some(answer),
+                    Err(_) => {
+                        sense = false;
+                        return None;
+                    }
+                }
+            }
+        });
+        let expected = pipeline.match_answers(answers, replies);
+        bytes.copy_within(start..*filled, 0);
+        *filled -= start;
+        scanner.rebase(start);
+        if *filled == 0 && bytes.len() > KEPT {
+            *bytes = Vec::new();
+        }
+        sense && expected && !scanner.is_broken()
+    }
+}
