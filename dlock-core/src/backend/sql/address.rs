@@ -1,0 +1,129 @@
+//! What a URL says about a SQL database.
+
+use std::path::{Path, PathBuf};
+
+use url::Url;
+
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+use crate::config::{Settings, SslMode, values::read_password};
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+fn fault(what: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
+}
+
+/// The file of `sqlite:///path/file.db`; `sqlite://` is one in the user's state directory.
+#[cfg(feature = "sqlite")]
+pub(super) fn file(url: &Url) -> Result<PathBuf> {
+    if url.host_str().is_some_and(|host| !host.is_empty()) || !url.username().is_empty() {
+        return Err(fault(
+            "sqlite:// takes a path and no host; write three slashes, as in sqlite:///var/lib/shop/locks.db",
+        ));
+    }
+    if !matches!(url.path(), "" | "/") {
+        let path = percent_encoding::percent_decode_str(url.path()).decode_utf8();
+        let path = path.map_err(|_| fault("the path of the URL is not valid UTF-8"))?;
+        return Ok(PathBuf::from(path.as_ref()));
+    }
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    let state = state.filter(|state| state.is_absolute()).or_else(home);
+    let directory = state.map(|state| state.join("dlock")).ok_or_else(|| {
+        fault("neither XDG_STATE_HOME nor HOME is set, so there is no state directory; write the path, as in sqlite:///var/lib/shop/locks.db")
+    })?;
+    let mut builder = std::fs::DirBuilder::new();
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(&directory).map_err(|error| {
+        fault(format!("cannot make the directory {}: {error}", directory.display()))
+    })?;
+    Ok(directory.join("locks.db"))
+}
+
+/// A database in memory belongs to one connection, so nobody else would see its locks.
+#[cfg(feature = "sqlite")]
+pub(super) fn check_file(path: &Path) -> Result<()> {
+    let name = path.to_string_lossy();
+    match name.is_empty() || name.contains(":memory:") || name.starts_with("file:sqlx-in-memory") {
+        true => {
+            Err(fault("a SQLite database in memory cannot be shared; use memory://, or a file"))
+        }
+        false => Ok(()),
+    }
+}
+
+/// The mode of TLS. Without one, a server of this machine is trusted, and any other must
+/// prove who it is.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn ssl_mode(config: &Settings, url: &Url) -> SslMode {
+    let host = url.host_str().unwrap_or_default();
+    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    let local = host.is_empty()
+        || host == "localhost"
+        || host.starts_with("%2F")
+        || address.is_ok_and(|address| address.is_loopback());
+    let default = if local { SslMode::Disable } else { SslMode::VerifyFull };
+    config.sslmode.unwrap_or(default)
+}
+
+/// The driver cannot read the URL. Its error may repeat a part of it, so it is not told.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn unreadable(_: sqlx::Error) -> Error {
+    fault(
+        "the URL cannot be read; write for example postgres://user@localhost:5432/database, and escape special characters in user and password",
+    )
+}
+
+/// Adds the files of TLS that are configured: that of the authority, and those that prove
+/// who the client is.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn with_tls_files<O>(
+    mut options: O,
+    config: &Settings,
+    ca: impl FnOnce(O, &Path) -> O,
+    cert: impl FnOnce(O, &Path) -> O,
+    key: impl FnOnce(O, &Path) -> O,
+) -> O {
+    if let Some(file) = &config.tls_ca {
+        options = ca(options, file);
+    }
+    if let Some(file) = &config.tls_cert {
+        options = cert(options, file);
+    }
+    if let Some(file) = &config.tls_key {
+        options = key(options, file);
+    }
+    options
+}
+
+/// How a connection to a server is made.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) struct Server<O> {
+    options: O,
+    password_file: Option<PathBuf>,
+    /// The address for errors: without user and password.
+    pub(super) shown: String,
+}
+
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+impl<O: sqlx::ConnectOptions> Server<O> {
+    pub(super) fn new(options: O, shown: String, config: &Settings) -> Self {
+        let options = options.disable_statement_logging();
+        Server { options, password_file: config.password_file.clone(), shown }
+    }
+
+    /// The options with the password that the file has now.
+    pub(super) fn options(&self, with_password: impl FnOnce(O, &str) -> O) -> Result<O> {
+        let options = self.options.clone();
+        match &self.password_file {
+            Some(file) => Ok(with_password(options, &read_password(file)?)),
+            None => Ok(options),
+        }
+    }
+}
+
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+impl<O> std::fmt::Debug for Server<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.shown)
+    }
+}

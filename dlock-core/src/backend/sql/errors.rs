@@ -1,0 +1,123 @@
+//! What an error of a database means for the caller, and what to do.
+//!
+//! Texts from the server are told only where they cannot hold anything of ours.
+
+use sqlx::error::DatabaseError;
+
+use crate::error::{Error, ErrorKind, Operation};
+
+/// What an error of the driver means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The transaction was in the way of another one: a deadlock, a serialization
+    /// failure, a row that was made in the meantime, a busy file.
+    Conflict,
+    /// A row stayed locked for too long.
+    Locked,
+    /// The connection is gone.
+    Disconnected,
+    /// The server refuses connections or changes for now: too many connections, a full
+    /// disk, a standby.
+    Refused(&'static str),
+    /// The credentials or rights do not suffice.
+    Denied,
+    /// The tables are missing.
+    NoTables,
+    /// The server has another fault; it will not go away by itself.
+    Other,
+}
+
+/// A failed transaction.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    pub(super) cause: Cause,
+    pub(super) error: Error,
+}
+
+impl Fault {
+    /// A fault of the driver before the transaction was committed, so nothing was applied.
+    pub(super) fn before_commit(cause: Cause, source: sqlx::Error, address: &str) -> Self {
+        let (kind, what) = match cause {
+            Cause::Conflict => (
+                ErrorKind::Unavailable,
+                "transactions of others were in the way each time it was tried; nothing was changed".to_owned(),
+            ),
+            Cause::Locked => (
+                ErrorKind::Unavailable,
+                "another transaction has locked the row for too long; nothing was changed".to_owned(),
+            ),
+            Cause::Disconnected => (
+                ErrorKind::Unavailable,
+                format!("cannot reach the database at {address}: {}; check that it runs there and that nothing is in between", broken(&source)),
+            ),
+            Cause::Refused(why) => {
+                (ErrorKind::Unavailable, format!("the database at {address} refuses: {why}"))
+            }
+            Cause::Denied => (
+                ErrorKind::Denied,
+                format!("the database at {address} refused the credentials, or they lack a right; docs/sql.md lists the rights"),
+            ),
+            Cause::NoTables => (
+                ErrorKind::Config,
+                format!("the database at {address} does not have the tables of dlock; make them with `dlock schema --url ...` or with .migrate(true)"),
+            ),
+            Cause::Other => (
+                ErrorKind::Unavailable,
+                format!("the database at {address} could not do it; its own error is the source of this one"),
+            ),
+        };
+        let error = Error::new(kind, Operation::Connect).saying(what).because(source);
+        Fault { cause, error }
+    }
+
+    /// The connection broke after the commit was sent.
+    pub(super) fn in_commit(source: sqlx::Error) -> Self {
+        let error = Error::new(ErrorKind::Unknown, Operation::Connect)
+            .saying("the connection broke before the database confirmed the commit; the change may or may not have been made")
+            .because(source);
+        Fault { cause: Cause::Disconnected, error }
+    }
+
+    /// A row that this version cannot read.
+    pub(super) fn unknown_layout() -> Self {
+        let error = Error::new(ErrorKind::Config, Operation::Connect).saying(
+            "a row of dlock_lock has another layout; do all processes use compatible versions of dlock?",
+        );
+        Fault { cause: Cause::Other, error }
+    }
+
+    pub(super) fn of(error: Error) -> Self {
+        Fault { cause: Cause::Other, error }
+    }
+
+    /// Whether the same transaction may succeed at once.
+    pub(super) fn is_passing(&self) -> bool {
+        self.error.kind() == ErrorKind::Unavailable
+            && matches!(self.cause, Cause::Conflict | Cause::Disconnected)
+    }
+}
+
+/// Why there is no connection, without anything that was sent or received.
+fn broken(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Io(error) => error.to_string(), // of the operating system
+        sqlx::Error::Tls(error) => format!(
+            "TLS failed ({error}; sslmode=disable in the URL is a connection in plain text)"
+        ),
+        sqlx::Error::Protocol(what) => format!("the answer makes no sense ({what})"),
+        sqlx::Error::Database(_) => "the server ended the connection".to_owned(),
+        _ => "the connection broke".to_owned(),
+    }
+}
+
+/// The server's own error, or what another one means.
+pub(super) fn of_the_driver(error: &sqlx::Error) -> Result<&dyn DatabaseError, Cause> {
+    match error {
+        sqlx::Error::Database(error) => Ok(&**error),
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::WorkerCrashed => Err(Cause::Disconnected),
+        _ => Err(Cause::Other),
+    }
+}

@@ -1,0 +1,174 @@
+//! The words of MariaDB, and of MySQL 8 (which is not tested).
+//!
+//! Keys are bytes: with a collation two keys could be one. Rows are not removed by a
+//! release, since a removed row leaves a gap lock to others. The isolation is READ
+//! COMMITTED, where a statement sees what was committed before it and locks no gaps. A
+//! lock-wait time-out rolls back only the statement, so every fault is followed by a
+//! ROLLBACK.
+
+use std::time::Duration;
+
+use sqlx::error::DatabaseError;
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlSslMode};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, raw_sql};
+use url::Url;
+
+use super::Sql;
+use super::address::{self, Server, with_tls_files};
+use super::database::{COLUMNS, Database, RowWrite};
+use super::errors::Cause;
+use super::session::{Dialect, Session};
+use crate::config::{Settings, SslMode};
+use crate::error::Result;
+
+/// The most rows that one statement writes.
+const WRITTEN: usize = 64;
+
+/// A database of MariaDB or MySQL.
+#[derive(Debug)]
+pub struct MySqlDatabase {
+    server: Server<MySqlConnectOptions>,
+    /// How long the server keeps a transaction whose client is silent.
+    idle: Duration,
+}
+
+impl Sql<MySqlDatabase> {
+    /// The database that the URL names: `mysql://user:password@host:port/database`, with its
+    /// options. Nothing is sent before the first call.
+    ///
+    /// # Errors
+    /// `Config` if the URL or the namespace cannot be used.
+    pub fn new(url: &str, namespace: &str) -> Result<Self> {
+        let (config, url) = Settings::of_url(url, namespace)?;
+        Self::configured(&config, &url)
+    }
+
+    pub(crate) fn configured(config: &Settings, url: &Url) -> Result<Self> {
+        let options = MySqlConnectOptions::from_url(url).map_err(address::unreadable)?;
+        let options = options.ssl_mode(match address::ssl_mode(config, url) {
+            SslMode::Disable => MySqlSslMode::Disabled,
+            SslMode::Require => MySqlSslMode::Required,
+            SslMode::VerifyCa => MySqlSslMode::VerifyCa,
+            SslMode::VerifyFull => MySqlSslMode::VerifyIdentity,
+        });
+        let options = with_tls_files(
+            options,
+            config,
+            |options, ca| options.ssl_ca(ca),
+            |options, cert| options.ssl_client_cert(cert),
+            |options, key| options.ssl_client_key(key),
+        );
+        Ok(Self::given(options, config))
+    }
+
+    /// The database that a connection with these options reaches.
+    pub(crate) fn given(options: MySqlConnectOptions, config: &Settings) -> Self {
+        let shown = format!("{}:{}", options.get_host(), options.get_port());
+        let server = Server::new(options, shown, config);
+        let database = MySqlDatabase { server, idle: config.call_timeout };
+        Sql::over(database, config)
+    }
+}
+
+impl MySqlDatabase {
+    /// Writes rows in statements of few different lengths.
+    async fn insert(
+        &self,
+        conn: &mut MySqlConnection,
+        mut rows: &[RowWrite],
+        on_duplicate: &str,
+    ) -> sqlx::Result<()> {
+        while !rows.is_empty() {
+            let largest = 1 << rows.len().min(WRITTEN).ilog2();
+            let (some, rest) = rows.split_at(largest);
+            let values = vec!["(?,?,?,?,?,?,?,?,?,?,?)"; some.len()].join(",");
+            let sql = format!("INSERT INTO dlock_lock ({COLUMNS}) VALUES {values} {on_duplicate}");
+            let mut query = sqlx::query(AssertSqlSafe(sql));
+            for row in some {
+                query = query.bind(row.id.as_bytes()).bind(row.version).bind(row.token);
+                query = query.bind(row.holders).bind(row.waiters);
+                query = query.bind(row.holder.as_ref().map(String::as_bytes));
+                query = query.bind(row.until_us).bind(row.keep_us);
+                query = query.bind(row.broken_by.as_ref().map(String::as_bytes));
+                query = query.bind(row.broken_us).bind(&row.state);
+            }
+            query.execute(&mut *conn).await?;
+            rows = rest;
+        }
+        Ok(())
+    }
+}
+
+impl Database for MySqlDatabase {
+    type Driver = sqlx::MySql;
+    const NAME: &'static str = "mysql";
+    const SCHEMA: &'static str =
+        concat!(include_str!("schema/mysql.sql"), include_str!("schema/mysql_stock.sql"));
+    const CONNECTIONS: usize = 2;
+    const DIALECT: Dialect = Dialect::MySql;
+    const LOCK_TABLE: &'static str = "dlock_lock FORCE INDEX (PRIMARY)";
+    const NOW: &'static str =
+        "TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
+
+    fn session<'a>(&self, conn: &'a mut MySqlConnection) -> Session<'a> {
+        Session::MySql(conn)
+    }
+
+    fn address(&self) -> &str {
+        &self.server.shown
+    }
+
+    fn options(&self) -> Result<MySqlConnectOptions> {
+        self.server.options(|options, password| options.password(password))
+    }
+
+    async fn set_up(&self, conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        let sql = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+        raw_sql(sql).execute(&mut *conn).await?;
+        raw_sql("SET SESSION innodb_lock_wait_timeout = 1").execute(&mut *conn).await?;
+        let seconds = self.idle.as_secs().max(1);
+        let sql = format!("SET SESSION idle_transaction_timeout = {seconds}");
+        let set = raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await;
+        match set {
+            // MySQL does not know it.
+            Err(error) if error.as_database_error().map(number) == Some(1193) => Ok(()),
+            set => set.map(drop),
+        }
+    }
+
+    async fn begin(&self, conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        raw_sql("START TRANSACTION").execute(conn).await.map(drop)
+    }
+
+    async fn write(&self, conn: &mut MySqlConnection, rows: Vec<RowWrite>) -> sqlx::Result<bool> {
+        const REPLACE: &str = "ON DUPLICATE KEY UPDATE version = VALUES(version), \
+             token = VALUES(token), holders = VALUES(holders), waiters = VALUES(waiters), \
+             holder = VALUES(holder), until_us = VALUES(until_us), keep_us = VALUES(keep_us), \
+             broken_by = VALUES(broken_by), broken_us = VALUES(broken_us), \
+             state = VALUES(state)";
+        let (new, locked): (Vec<_>, Vec<_>) = rows.into_iter().partition(RowWrite::is_new);
+        self.insert(conn, &locked, REPLACE).await?;
+        // A row that others made in the meantime is an error of its own.
+        self.insert(conn, &new, "").await?;
+        Ok(true)
+    }
+}
+
+/// What an error of the server means.
+pub(super) fn cause(error: &(dyn DatabaseError + 'static)) -> Cause {
+    match number(error) {
+        1213 | 1062 | 1020 => Cause::Conflict,
+        1205 | 3572 => Cause::Locked,
+        1044 | 1045 | 1142 | 1143 | 1227 | 1370 | 1698 => Cause::Denied,
+        1146 | 1049 => Cause::NoTables,
+        1040 | 1203 | 1226 => Cause::Refused("it has too many connections"),
+        1021 | 1041 | 1114 => Cause::Refused("its disk or memory is full"),
+        1290 | 1836 | 1792 => Cause::Refused("it is a replica, or read-only"),
+        1053 | 1927 | 1317 | 4031 | 1077 => Cause::Disconnected,
+        _ => Cause::Other,
+    }
+}
+
+fn number(error: &(dyn DatabaseError + 'static)) -> u16 {
+    error.try_downcast_ref::<MySqlDatabaseError>().map_or(0, |error| error.number())
+}
