@@ -1,0 +1,346 @@
+//! The session of a client: a lease, made when it is needed, kept alive by a stream, told
+//! when it ends.
+//!
+//! ```text
+//!   none --> alive --> over       the guards are lost; the next call makes a new session
+//! ```
+//!
+//! etcd keeps a lease for its ttl from the last keep-alive on, and longer when its leader
+//! changes. So what the session has is certain for the ttl from the *sending* of the last
+//! keep-alive that was answered.
+//!
+//! The session has a key of its own, attached to the lease. A watch on it tells at once when
+//! the lease was revoked. And it makes late requests harmless: whatever makes an entry does so
+//! only if that key has the version that the session knows. Once [`Session::fence`] was
+//! answered, the version is another one, so a request that was sent before and not answered
+//! is applied already, or never.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
+use parking_lot::RwLock;
+use tokio::sync::{Notify, watch};
+
+use super::claims::Claims;
+use super::connection::Connections;
+use super::errors::CallError;
+use super::layout::Root;
+use super::queues::{self, Queues};
+use crate::backend::{Listener, SessionTerm};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+/// The lease is kept alive so often in its ttl, if nobody asks for more.
+const KEEP_ALIVES: u32 = 5;
+/// A keep-alive that is not answered for so long ends its connection.
+const MAX_SILENCE: Duration = Duration::from_secs(2);
+/// The pause before a connection is tried again.
+pub(super) const RETRY: Duration = Duration::from_millis(50);
+
+/// A session, seen by one client.
+pub(super) struct Session {
+    pub(super) lease: i64,
+    pub(super) ttl: Duration,
+    /// The key that is there for as long as the lease.
+    pub(super) key: String,
+    pub(super) connections: Arc<Connections>,
+    /// What the session has at the store.
+    pub(super) claims: Claims,
+    /// The keys that it waits for.
+    pub(super) queues: Queues,
+    pub(super) listener: Weak<dyn Listener>,
+    /// The version of the key.
+    version: AtomicI64,
+    fencing: tokio::sync::Mutex<()>,
+    /// When the last answered keep-alive was sent.
+    as_of: watch::Sender<Moment>,
+    wants_keep_alive: Notify,
+    is_over: watch::Sender<bool>,
+}
+
+impl Session {
+    async fn open(
+        connections: Arc<Connections>,
+        root: &Root,
+        ttl: Duration,
+        listener: Weak<dyn Listener>,
+    ) -> Result<Arc<Self>, CallError> {
+        let connection = connections.get().await?;
+        let sent = Moment::now();
+        let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
+        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+        let mut leases = connection.client().lease_client();
+        let granted = connection.call(leases.grant(seconds, None)).await?;
+        let lease = granted.id();
+        let (key, options) = (root.session(lease), PutOptions::new().with_lease(lease));
+        connection.call(connection.kv().put(key.as_str(), "", Some(options))).await?;
+        let (queues, commands) = Queues::new();
+        let session = Arc::new(Session {
+            lease,
+            ttl,
+            key,
+            connections,
+            claims: Claims::default(),
+            queues,
+            listener,
+            version: AtomicI64::new(1),
+            fencing: tokio::sync::Mutex::default(),
+            as_of: watch::Sender::new(sent),
+            wants_keep_alive: Notify::new(),
+            is_over: watch::Sender::new(false),
+        });
+        tokio::spawn(keep_alive(session.clone()));
+        tokio::spawn(queues::watch(session.clone(), commands));
+        Ok(session)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        *self.is_over.borrow()
+    }
+
+    /// Returns when the session is over.
+    pub(super) async fn ended(&self) {
+        let mut is_over = self.is_over.subscribe();
+        let _ = is_over.wait_for(|is_over| *is_over).await;
+    }
+
+    /// The store ended the session: tells everybody, once.
+    pub(super) fn end(&self) {
+        if !self.is_over.send_replace(true) {
+            self.claims.clear();
+            if let Some(listener) = self.listener.upgrade() {
+                listener.session_lost();
+            }
+        }
+    }
+
+    /// How long what the session has is certain, by a keep-alive that is not older than
+    /// `age`. `None` if none was answered in time.
+    pub(super) async fn term(&self, age: Duration) -> Option<SessionTerm> {
+        let wanted = Moment::now() - age;
+        let mut last = self.as_of.subscribe();
+        if *last.borrow() < wanted {
+            self.wants_keep_alive.notify_one();
+            let answered = last.wait_for(|as_of| *as_of >= wanted);
+            let answered = tokio::time::timeout(self.silence(), answered).await;
+            if !matches!(answered, Ok(Ok(_))) {
+                return None;
+            }
+        }
+        let as_of = *self.as_of.borrow();
+        (!self.is_over()).then_some(SessionTerm { as_of, term: self.ttl })
+    }
+
+    fn silence(&self) -> Duration {
+        (self.ttl * 2 / 5).min(MAX_SILENCE)
+    }
+
+    /// Makes a transaction, as whoever asks.
+    pub(super) async fn transaction(&self, txn: Txn) -> Result<TxnResponse, CallError> {
+        if self.is_over() {
+            return Err(CallError::SessionOver);
+        }
+        let connection = self.connections.get().await?;
+        let answer = connection.call(connection.kv().txn(txn)).await;
+        if let Err(CallError::SessionOver) = &answer {
+            self.end();
+        }
+        answer
+    }
+
+    /// The version of the session, for [`transact`](Self::transact).
+    pub(super) fn version(&self) -> i64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Carries out operations, all or none of them, if the session has this version.
+    pub(super) async fn transact(
+        &self,
+        version: i64,
+        operations: Vec<TxnOp>,
+    ) -> Result<Vec<TxnOpResponse>, CallError> {
+        let is_same = Compare::version(self.key.as_str(), CompareOp::Equal, version);
+        let txn = Txn::new().when([is_same]).and_then(operations);
+        let answer = self.transaction(txn.or_else([TxnOp::get(self.key.as_str(), None)])).await?;
+        if answer.succeeded() {
+            return Ok(answer.op_responses());
+        }
+        match self.version_in(&answer) {
+            Some(version) => {
+                self.version.fetch_max(version, Ordering::AcqRel);
+                Err(CallError::Outdated)
+            }
+            None => {
+                self.end();
+                Err(CallError::SessionOver)
+            }
+        }
+    }
+
+    /// The version of the session's key, in the answer of a transaction that read it.
+    fn version_in(&self, answer: &TxnResponse) -> Option<i64> {
+        answer.op_responses().iter().find_map(|answer| match answer {
+            TxnOpResponse::Get(found) => found.kvs().first().map(etcd_client::KeyValue::version),
+            _ => None,
+        })
+    }
+
+    /// Makes sure that no request that was sent before is applied after this.
+    pub(super) async fn fence(&self) -> Result<(), CallError> {
+        let _one = self.fencing.lock().await;
+        let options = PutOptions::new().with_lease(self.lease);
+        let next = TxnOp::put(self.key.as_str(), "", Some(options));
+        let version = self.version();
+        match self.transact(version, vec![next]).await {
+            Ok(_) => {
+                self.version.fetch_max(version + 1, Ordering::AcqRel);
+                Ok(())
+            }
+            // An earlier attempt was applied, whose answer was lost.
+            Err(CallError::Outdated) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends the session in order.
+    async fn close(&self) {
+        self.is_over.send_replace(true);
+        self.claims.clear();
+        if let Ok(connection) = self.connections.get().await {
+            let mut leases = connection.client().lease_client();
+            let _ = connection.call(leases.revoke(self.lease)).await;
+        }
+    }
+}
+
+/// Keeps the lease alive for as long as the session is not over.
+async fn keep_alive(session: Arc<Session>) {
+    let mut is_first = true;
+    while !session.is_over() {
+        let kept = tokio::select! {
+            kept = keep_alive_over_one(&session, is_first) => kept,
+            () = session.ended() => return,
+        };
+        is_first = false;
+        match kept {
+            Err(CallError::SessionOver) => session.end(),
+            _ => tokio::time::sleep(RETRY).await,
+        }
+    }
+}
+
+/// Keeps the lease alive over one connection, until that ends.
+async fn keep_alive_over_one(session: &Session, is_first: bool) -> Result<(), CallError> {
+    let connection = session.connections.get().await?;
+    let mut sent = Moment::now();
+    let mut leases = connection.client().lease_client();
+    let (mut keeper, mut answers) = connection.call(leases.keep_alive(session.lease)).await?;
+    session.as_of.send_replace(sent);
+    if !is_first && let Some(listener) = session.listener.upgrade() {
+        // Leases are renewed, which tells their guards that they are certain again.
+        listener.reconnected();
+    }
+    loop {
+        let due = (session.ttl / KEEP_ALIVES).saturating_sub(Moment::now().since(sent));
+        tokio::select! {
+            () = tokio::time::sleep(due) => {}
+            () = session.wants_keep_alive.notified() => {}
+            () = connection.ended() => return Ok(()),
+        }
+        sent = Moment::now();
+        let answer = async {
+            keeper.keep_alive().await?;
+            answers.message().await
+        };
+        match tokio::time::timeout(session.silence(), connection.call(answer)).await {
+            Ok(Ok(Some(answer))) if answer.ttl() > 0 => {
+                session.as_of.send_replace(sent);
+            }
+            Ok(Ok(Some(_))) => return Err(CallError::SessionOver),
+            Ok(Err(error)) => return Err(error),
+            Ok(Ok(None)) | Err(_) => {
+                connection.give_up();
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The sessions of a client, one at a time.
+pub(super) struct Sessions {
+    pub(super) connections: Arc<Connections>,
+    root: Root,
+    ttl: Duration,
+    listener: OnceLock<Weak<dyn Listener>>,
+    current: Arc<RwLock<Option<Arc<Session>>>>,
+    /// Who has it makes a session.
+    opening: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Sessions {
+    pub(super) fn new(connections: Arc<Connections>, root: Root, ttl: Duration) -> Self {
+        let (current, opening) = (Arc::default(), Arc::default());
+        Sessions { connections, root, ttl, listener: OnceLock::new(), current, opening }
+    }
+
+    pub(super) fn listen(&self, listener: Weak<dyn Listener>) {
+        let _ = self.listener.set(listener);
+    }
+
+    pub(super) fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    /// The session, if there is one that lives.
+    pub(super) fn current(&self) -> Option<Arc<Session>> {
+        self.current.read().clone().filter(|session| !session.is_over())
+    }
+
+    /// The session; a new one if there is none.
+    ///
+    /// A session is made by a task of its own: who waits for it may give up, and the next
+    /// call need not begin anew.
+    pub(super) async fn get(&self, operation: Operation) -> Result<Arc<Session>> {
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        let making = self.opening.clone().lock_owned().await;
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        let listener = self.listener.get().cloned();
+        let listener = listener.unwrap_or_else(|| Weak::<NoListener>::new());
+        let (connections, root, ttl) = (self.connections.clone(), self.root.clone(), self.ttl);
+        let current = self.current.clone();
+        let opened = tokio::spawn(async move {
+            let opened = Session::open(connections, &root, ttl, listener).await;
+            if let Ok(session) = &opened {
+                *current.write() = Some(session.clone());
+            }
+            drop(making);
+            opened
+        });
+        let ended = |_| {
+            Error::new(ErrorKind::Unavailable, operation)
+                .saying("the driver ended before etcd answered")
+        };
+        opened.await.map_err(ended)?.map_err(|error| error.read(operation))
+    }
+
+    pub(super) async fn close(&self) {
+        let session = self.current.write().take();
+        if let Some(session) = session {
+            session.close().await;
+        }
+        self.connections.close();
+    }
+}
+
+/// Hears nothing, before the backend was opened.
+struct NoListener;
+
+impl Listener for NoListener {
+    fn notice(&self, _: &crate::Key, _: crate::claim::Owner, _: crate::claim::Notice) {}
+}
