@@ -48,6 +48,7 @@
 //! | to test code that locks | [`testing`] |
 //! | logs, metrics, events | [`observe`] |
 //! | to see or break locks | [`Dlock::inspect`], [`Dlock::list`], [`Dlock::break_lock`] |
+//! | a lock inside a transaction of your own | `sql` (features `postgres`, `mysql`, `sqlite`) |
 //! | to write a backend | [`Backend`], [`backend`] |
 
 #[allow(unused_extern_crates, reason = "expanded macros name the crate `dlock`, also inside it")]
@@ -79,13 +80,15 @@ pub mod machine;
 pub mod observe;
 mod planted_bug;
 mod primitives;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub mod sql;
 pub mod testing;
 
 pub use attribute::Fallible;
 pub use backend::{Backend, Capabilities};
 pub use claim::{Holder, LossReason, Mode, ReleaseOutcome, Token};
 pub use client::{Dlock, DlockBuilder, Health, LocalHold, LocalState, LocalWait, global, init};
-pub use config::{Config, Eviction, MAX_TTL, Policy};
+pub use config::{Config, ConsulConfig, Eviction, MAX_TTL, Policy, SentinelConfig, SslMode};
 pub use error::{Body, Error, ErrorKind, Operation, Result};
 pub use fence::{Access, Fence};
 pub use key::{IntoKey, Key, MAX_KEY_BYTES};

@@ -7,15 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{Dlock, Handle};
-use crate::backend::Backend;
 #[cfg(feature = "redis")]
-use crate::backend::redis::{Credentials, Given, Provider, Redis};
+use crate::backend::redis::{Credentials, Given, Provider};
+use crate::backend::{Backend, Capabilities};
 use crate::claim::Holder;
 use crate::config::{Config, Settings};
 use crate::driver::Core;
-use crate::error::Result;
-#[cfg(feature = "redis")]
-use crate::error::{Error, ErrorKind, Operation};
+use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::extension::ExtensionMap;
 use crate::observe::{Event, Hook, Observer};
 use crate::planted_bug::PlantedBug;
@@ -42,6 +40,8 @@ pub struct DlockBuilder {
     redis: Option<Given>,
     #[cfg(feature = "redis")]
     credentials: Option<Provider>,
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    pub(super) sql: Option<super::builder_sql::SqlBackend>,
     hook: Option<Hook>,
     planted: PlantedBug,
 }
@@ -55,6 +55,8 @@ impl DlockBuilder {
             redis: None,
             #[cfg(feature = "redis")]
             credentials: None,
+            #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+            sql: None,
             hook: None,
             planted: PlantedBug::default(),
         }
@@ -150,6 +152,14 @@ impl DlockBuilder {
         self.put(|config| config.password_file = Some(path.into()))
     }
 
+    /// Keeps locks as another program does, so that both exclude each other: `redisson` at
+    /// a `redis://` URL; `mutex`, `rwlock` or `kazoo` at a `zookeeper://` URL. The same as
+    /// `layout` in the URL; docs/interop.md says who shares what.
+    #[must_use]
+    pub fn layout(self, layout: impl Into<String>) -> Self {
+        self.put(|config| config.layout = Some(layout.into()))
+    }
+
     /// Uses your own backend instead of the URL's. It serves this client only.
     #[must_use]
     pub fn backend(mut self, backend: impl Backend) -> Self {
@@ -182,6 +192,19 @@ impl DlockBuilder {
         manager: redis::aio::ConnectionManager,
     ) -> Self {
         self.redis = Some(Given::Manager(client, manager));
+        self
+    }
+
+    /// Uses the primary that this `redis::sentinel::SentinelClient` finds, instead of the
+    /// URL's server. It is asked again for each connection.
+    ///
+    /// A `redis+sentinel://` URL does more: it believes the newest of all answers and not
+    /// the first one, and it leaves a demoted primary as soon as a Sentinel says so. Here
+    /// that is noticed when the old primary refuses a request or its connection breaks.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn redis_sentinel(mut self, client: redis::sentinel::SentinelClient) -> Self {
+        self.redis = Some(Given::Sentinel(Arc::new(tokio::sync::Mutex::new(client))));
         self
     }
 
@@ -245,7 +268,7 @@ impl DlockBuilder {
         self
     }
 
-    fn put(self, change: impl FnOnce(&mut Config)) -> Self {
+    pub(super) fn put(self, change: impl FnOnce(&mut Config)) -> Self {
         self.set(|config| {
             change(config);
             Ok(())
@@ -285,7 +308,9 @@ impl DlockBuilder {
     }
 
     fn make(self) -> Result<Dlock> {
-        let config = Settings::from(self.config?);
+        let said = self.config?;
+        let ttl_is_said = said.ttl.is_some();
+        let mut config = Settings::from(said);
         config.check()?;
         let backend = match self.backend {
             Some(backend) => backend,
@@ -293,9 +318,15 @@ impl DlockBuilder {
             None if self.redis.is_some() || self.credentials.is_some() => {
                 redis(self.redis, self.credentials, &config)?
             }
+            #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+            None if self.sql.is_some() => {
+                let make = self.sql.map(|make| make(&config));
+                make.unwrap_or_else(|| config.backend())?
+            }
             None => config.backend()?,
         };
         let capabilities = backend.capabilities();
+        config.ttl = honoured_ttl(&capabilities, config.ttl, ttl_is_said)?;
         let holder = Arc::new(this_process(config.client_name.clone()));
         let observer = Observer::new(self.hook);
         let core = Core::start(
@@ -330,6 +361,17 @@ impl Dlock {
     }
 }
 
+/// The ttl of locks that do not set their own: what was said, rounded up to what the
+/// backend can honour; or, if nothing was said, what is nearest to the default.
+fn honoured_ttl(capabilities: &Capabilities, ttl: Duration, is_said: bool) -> Result<Duration> {
+    let Capabilities { name, ttl: support, .. } = capabilities;
+    if !is_said {
+        return Ok(support.nearest(ttl));
+    }
+    let refused = || Error::new(ErrorKind::Config, Operation::Configure);
+    support.honoured(ttl).ok_or_else(|| refused().saying(support.refusal(name, ttl)))
+}
+
 /// The Redis backend of the given connection, else that of the URL with these
 /// credentials.
 #[cfg(feature = "redis")]
@@ -339,7 +381,7 @@ fn redis(
     config: &Settings,
 ) -> Result<Arc<dyn Backend>> {
     match (given, credentials) {
-        (Some(given), _) => Ok(Arc::new(Redis::given(given, config))),
+        (Some(given), _) => config.redis_given(given),
         (None, Some(credentials)) => config.redis_with(credentials),
         (None, None) => config.backend(),
     }

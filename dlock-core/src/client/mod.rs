@@ -1,6 +1,8 @@
 //! The client: where locks come from, and what operators ask of it.
 
 mod builder;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod builder_sql;
 mod global;
 mod local_state;
 
@@ -12,11 +14,11 @@ use std::time::Duration;
 pub use self::builder::DlockBuilder;
 pub use self::global::{global, init};
 pub use self::local_state::{LocalHold, LocalState, LocalWait};
-use crate::backend::{Capabilities, Cursor, KeyState, Page, unsupported};
+use crate::backend::{Capabilities, Cursor, KeyState, Page, ServerState, unsupported};
 use crate::claim::{Holder, Mode};
 use crate::config::Settings;
 use crate::driver::Core;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::extension::{ClientExtension, ExtensionMap};
 use crate::key::IntoKey;
 use crate::primitives::{Lock, MultiLock, Mutex, RwLock, Semaphore};
@@ -63,6 +65,14 @@ impl Handle {
 
     pub(crate) fn can_release_after(&self) -> bool {
         self.capabilities.release_after
+    }
+
+    /// The ttl of a lock that asks for this one.
+    pub(crate) fn honoured_ttl(&self, wanted: Duration) -> Result<Duration> {
+        let Capabilities { ttl, name, .. } = self.capabilities;
+        ttl.honoured(wanted).ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, Operation::Acquire).saying(ttl.refusal(name, wanted))
+        })
     }
 
     pub(crate) fn supports(&self, mode: Mode) -> bool {
@@ -305,6 +315,29 @@ impl Dlock {
         }
     }
 
+    /// The servers behind the backend: their roles, and what a failover would lose. Empty
+    /// if the backend has nothing to tell of.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// for server in dlock.servers().await? {
+    ///     println!("{} {:?} {:?}", server.address, server.role, server.behind);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Unavailable` if the backend does not answer, `Denied` if the user lacks rights.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing: it only reads.
+    pub async fn servers(&self) -> Result<Vec<ServerState>> {
+        let core = &self.handle.core;
+        let backend = core.backend().clone();
+        core.ask(Operation::Connect, async move { backend.servers().await }).await
+    }
+
     /// Shuts the client down and returns how many guards are still held.
     ///
     /// New requests are refused from now on. It waits for the guards that exist, up to
@@ -341,7 +374,11 @@ impl Dlock {
             self.all_guards_dropped(told_before_end).await;
         }
         self.flush().await;
-        self.held_count()
+        let held = self.held_count();
+        if held == 0 {
+            core.close_session().await;
+        }
+        held
     }
 
     /// How many tasks hold a lock, or were granted one that they did not see yet.
@@ -388,5 +425,22 @@ impl Health {
     /// Whether the backend answered without an error.
     pub fn is_ok(&self) -> bool {
         self.problem.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(feature = "redis")]
+    use super::*;
+
+    /// A child after `fork` has the client, but not the thread that would answer.
+    #[cfg(feature = "redis")]
+    #[tokio::test]
+    async fn a_child_after_fork_is_told_at_once() {
+        let client = Dlock::builder().url("redis://127.0.0.1:1").connect_lazy().unwrap();
+        client.handle.core.set_in_child();
+        let refused = client.mutex("a").lock().await.unwrap_err();
+        assert_eq!(refused.kind(), crate::ErrorKind::Config, "{refused}");
+        assert!(refused.to_string().contains("fork()"), "{refused}");
     }
 }

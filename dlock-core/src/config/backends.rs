@@ -6,11 +6,23 @@ use ::url::Url;
 
 use super::url::parse_url;
 use super::values::{fault, read_password};
-use super::{Config, Settings};
+use super::{Config, ConsulConfig, SentinelConfig, Settings};
 use crate::backend::Backend;
+#[cfg(feature = "consul")]
+use crate::backend::consul::Consul;
+#[cfg(feature = "etcd")]
+use crate::backend::etcd::Etcd;
 use crate::backend::memory::Memory;
 #[cfg(feature = "redis")]
-use crate::backend::redis::{Provider, Redis, TlsFiles};
+use crate::backend::redis::{Given, Provider, RedLock, Redis, Redisson, TlsFiles};
+#[cfg(feature = "mysql")]
+use crate::backend::sql::MySql;
+#[cfg(feature = "postgres")]
+use crate::backend::sql::Postgres;
+#[cfg(feature = "sqlite")]
+use crate::backend::sql::Sqlite;
+#[cfg(feature = "zookeeper")]
+use crate::backend::zookeeper::ZooKeeper;
 use crate::error::Result;
 
 /// The URL schemes of the backends that are compiled in.
@@ -22,6 +34,38 @@ pub(super) const SCHEMES: &[&str] = &[
     "rediss",
     #[cfg(feature = "redis")]
     "redis+unix",
+    #[cfg(feature = "redis")]
+    "redis+sentinel",
+    #[cfg(feature = "redis")]
+    "rediss+sentinel",
+    #[cfg(feature = "redis")]
+    "redis+cluster",
+    #[cfg(feature = "redis")]
+    "rediss+cluster",
+    #[cfg(feature = "redis")]
+    "redlock",
+    #[cfg(feature = "redis")]
+    "redlocks",
+    #[cfg(feature = "sqlite")]
+    "sqlite",
+    #[cfg(feature = "postgres")]
+    "postgres",
+    #[cfg(feature = "postgres")]
+    "postgresql",
+    #[cfg(feature = "mysql")]
+    "mysql",
+    #[cfg(feature = "mysql")]
+    "mariadb",
+    #[cfg(feature = "consul")]
+    "consul",
+    #[cfg(feature = "consul")]
+    "consuls",
+    #[cfg(feature = "zookeeper")]
+    "zookeeper",
+    #[cfg(feature = "etcd")]
+    "etcd",
+    #[cfg(feature = "etcd")]
+    "etcds",
 ];
 
 impl Settings {
@@ -32,10 +76,70 @@ impl Settings {
         TlsFiles { ca, cert, key }
     }
 
+    /// The files of the TLS options for Sentinels: where they have none of their own,
+    /// those of the servers, if Sentinels are reached by TLS at all.
+    #[cfg(feature = "redis")]
+    pub(crate) fn sentinel_tls_files(&self, tls: bool) -> TlsFiles {
+        let SentinelConfig { tls_ca, tls_cert, tls_key, .. } = self.sentinel.clone();
+        let TlsFiles { ca, cert, key } = if tls { self.tls_files() } else { TlsFiles::default() };
+        TlsFiles { ca: tls_ca.or(ca), cert: tls_cert.or(cert), key: tls_key.or(key) }
+    }
+
+    /// User and password of the URL, or with the password of `password_file`.
+    #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+    pub(crate) fn credentials(&self, url: &Url) -> Result<Option<(String, String)>> {
+        let file = self.password_file.as_deref().map(read_password).transpose()?;
+        let written = url.password().map(decoded).transpose()?;
+        match (url.username(), file.or(written)) {
+            ("", None) => Ok(None),
+            ("", Some(_)) | (_, None) => Err(fault(format!(
+                "{}:// needs a user and a password, or neither of them",
+                url.scheme()
+            ))),
+            (user, Some(password)) => Ok(Some((decoded(user)?, password))),
+        }
+    }
+
+    /// The token of a URL that has one as its password, or that of `password_file`.
+    #[cfg(feature = "consul")]
+    pub(crate) fn token(&self, url: &Url) -> Result<Option<String>> {
+        match &self.password_file {
+            Some(file) => read_password(file).map(Some),
+            None => url.password().map(decoded).transpose(),
+        }
+    }
+
     /// The backend that the URL names.
     pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
         let url = self.parsed_url()?;
         let password = self.password_file.as_deref().map(read_password).transpose()?;
+        let is_sentinel = url.scheme().ends_with("+sentinel");
+        if self.sentinel != SentinelConfig::default() && !is_sentinel {
+            return Err(fault(
+                "the options `sentinel.*` are for a redis+sentinel:// URL; remove them, or change the URL"
+                    .into(),
+            ));
+        }
+        if self.max_ttl.is_some() && !url.scheme().starts_with("redlock") {
+            return Err(fault(
+                "the option `max_ttl` is for a redlock:// URL; remove it, or change the URL".into(),
+            ));
+        }
+        let is_consul = matches!(url.scheme(), "consul" | "consuls");
+        if self.consul != ConsulConfig::default() && !is_consul {
+            return Err(fault(
+                "the options `consul.*` are for a consul:// URL; remove them, or change the URL"
+                    .into(),
+            ));
+        }
+        let has_layouts = url.scheme() == "zookeeper"
+            || is_consul
+            || url.scheme().starts_with("redis") && cfg!(feature = "redis");
+        if self.layout.is_some() && !has_layouts {
+            return Err(fault(
+                "`layout` is for a redis://, zookeeper:// or consul:// URL; remove it".into(),
+            ));
+        }
         match url.scheme() {
             "memory" => {
                 if password.is_some() || !url.username().is_empty() || url.password().is_some() {
@@ -43,6 +147,9 @@ impl Settings {
                         "memory:// has no users or passwords; remove them and `password_file`"
                             .into(),
                     ));
+                }
+                if self.min_replicas > 0 {
+                    return Err(fault("memory:// has no replicas; remove `min_replicas`".into()));
                 }
                 if !matches!(url.path(), "" | "/") {
                     return Err(fault(
@@ -53,7 +160,22 @@ impl Settings {
                 Ok(Arc::new(Memory::shared(name, &self.namespace)))
             }
             #[cfg(feature = "redis")]
-            "redis" | "rediss" | "redis+unix" => Ok(Arc::new(Redis::configured(self, &url, None)?)),
+            "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
+            | "redis+cluster" | "rediss+cluster" => self.redis_at(&url, None),
+            #[cfg(feature = "redis")]
+            "redlock" | "redlocks" => Ok(Arc::new(RedLock::configured(self, &url, None)?)),
+            #[cfg(feature = "mysql")]
+            "mysql" | "mariadb" => Ok(Arc::new(MySql::configured(self, &url)?)),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => Ok(Arc::new(Postgres::configured(self, &url)?)),
+            #[cfg(feature = "sqlite")]
+            "sqlite" => Ok(Arc::new(Sqlite::configured(self, &url)?)),
+            #[cfg(feature = "consul")]
+            "consul" | "consuls" => Ok(Arc::new(Consul::configured(self, &url)?)),
+            #[cfg(feature = "zookeeper")]
+            "zookeeper" => Ok(Arc::new(ZooKeeper::configured(self, &url)?)),
+            #[cfg(feature = "etcd")]
+            "etcd" | "etcds" => Ok(Arc::new(Etcd::configured(self, &url)?)),
             unknown => Err(fault(format!("no backend has the scheme `{unknown}://`"))),
         }
     }
@@ -65,7 +187,38 @@ impl Settings {
         if url.scheme() == "memory" {
             return Err(fault("memory:// takes no credentials; remove the provider of Redis credentials, or set a redis:// URL".into()));
         }
-        Ok(Arc::new(Redis::configured(self, &url, Some(provider))?))
+        if url.scheme().starts_with("redlock") {
+            return Ok(Arc::new(RedLock::configured(self, &url, Some(provider))?));
+        }
+        self.redis_at(&url, Some(provider))
+    }
+
+    #[cfg(feature = "redis")]
+    fn redis_at(&self, url: &Url, provider: Option<Provider>) -> Result<Arc<dyn Backend>> {
+        if self.is_redissons_layout()? {
+            return Ok(Arc::new(Redisson::configured(self, url, provider)?));
+        }
+        Ok(Arc::new(Redis::configured(self, url, provider)?))
+    }
+
+    /// The Redis backend over a client or a connection of the user.
+    #[cfg(feature = "redis")]
+    pub(crate) fn redis_given(&self, given: Given) -> Result<Arc<dyn Backend>> {
+        if self.is_redissons_layout()? {
+            return Ok(Arc::new(Redisson::given(given, self)?));
+        }
+        Ok(Arc::new(Redis::given(given, self)?))
+    }
+
+    #[cfg(feature = "redis")]
+    fn is_redissons_layout(&self) -> Result<bool> {
+        match self.layout.as_deref() {
+            None => Ok(false),
+            Some("redisson") => Ok(true),
+            Some(other) => Err(fault(format!(
+                "`{other}` is not a layout of redis://; write `redisson` to share locks with Redisson, or remove `layout`"
+            ))),
+        }
     }
 
     /// The URL. There is no default: a program that does not say where its locks are
@@ -74,8 +227,16 @@ impl Settings {
         let url = self.url.as_deref().ok_or_else(|| {
             fault("no backend is configured; set `url`, for example redis://localhost:6379 (DLOCK_URL if you read the environment), or ask for memory:// to lock inside this process only".into())
         })?;
-        parse_url(url)
+        Ok(parse_url(url)?.url)
     }
+}
+
+/// A part of a URL without its percent signs.
+#[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
+fn decoded(text: &str) -> Result<String> {
+    let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
+    let bad = |_| fault("user or password of the URL is not valid UTF-8".into());
+    decoded.map(|text| text.into_owned()).map_err(bad)
 }
 
 #[cfg(feature = "redis")]
@@ -92,5 +253,18 @@ impl Config {
     pub async fn redis_client(&self) -> Result<redis::Client> {
         let settings = Settings::from(self.clone());
         crate::backend::redis::client(&settings, &settings.parsed_url()?).await
+    }
+
+    /// The same for every server that a `redlock://` URL names.
+    ///
+    /// # Errors
+    /// As [`redis_client`](Self::redis_client).
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing: it only reads files.
+    #[doc(hidden)]
+    pub async fn redis_clients(&self) -> Result<Vec<redis::Client>> {
+        let settings = Settings::from(self.clone());
+        crate::backend::redis::clients(&settings, &settings.parsed_url()?).await
     }
 }

@@ -34,6 +34,9 @@ impl Settings {
                 bounded(&format!("policy.{name}.ttl"), ttl, MAX_TTL)?;
             }
         }
+        if let Some(longest) = self.max_ttl {
+            bounded("max_ttl", longest, MAX_TTL)?;
+        }
         bounded("call_timeout", self.call_timeout, MAX_CALL_TIMEOUT)?;
         if self.break_delay > MAX_TTL {
             return Err(fault("`break_delay` is above a day".to_owned()));

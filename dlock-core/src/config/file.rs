@@ -65,10 +65,13 @@ impl<'de> Deserialize<'de> for Setting {
             type Value = Setting;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string, a whole number or a table of them")
+                f.write_str("a string, a whole number, true, false or a table of them")
             }
             fn visit_str<E: de::Error>(self, value: &str) -> Result<Setting, E> {
                 Ok(Setting::Value(value.to_owned()))
+            }
+            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Setting, E> {
+                Ok(Setting::Value(value.to_string()))
             }
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<Setting, E> {
                 Ok(Setting::Value(number.to_string()))

@@ -24,11 +24,22 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ::url::Url;
-
-#[cfg(feature = "redis")]
+#[cfg(any(
+    feature = "consul",
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite",
+    feature = "zookeeper"
+))]
 pub(crate) use self::check::check_namespace;
 pub(crate) use self::settings::Settings;
+#[cfg(feature = "redis")]
+pub(crate) use self::url::HostPort;
+#[cfg(any(feature = "consul", feature = "etcd", feature = "redis", feature = "zookeeper"))]
+pub(crate) use self::url::parse_url;
+use self::url::redacted;
 
 /// The longest ttl, `release_after` and `hold_at_least`: a day.
 pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
@@ -55,7 +66,11 @@ pub(crate) const MIN_TTL: Duration = Duration::from_millis(1);
 pub struct Config {
     /// The URL of the backend that keeps the locks: `memory://`, `memory://name`,
     /// `redis://user:password@host:port/database`, `rediss://` for TLS,
-    /// `redis+unix:///run/redis.sock`. There is no default.
+    /// `redis+unix:///run/redis.sock`, `redis+sentinel://host,host,host/name` (or
+    /// `rediss+sentinel://`) for the primary that these Sentinels know by that name,
+    /// `redis+cluster://host,host` for a Redis Cluster, `redlock://host,host,host` for a
+    /// majority of independent servers.
+    /// There is no default.
     pub url: Option<String>,
     /// The namespace, which separates the keys of one application from those of
     /// others. Default `default`.
@@ -96,6 +111,27 @@ pub struct Config {
     pub tls_cert: Option<PathBuf>,
     /// The file with the private key of this client's certificate (PEM).
     pub tls_key: Option<PathBuf>,
+    /// How the Sentinels of a `redis+sentinel://` URL are reached. Written
+    /// `sentinel.user` and so on.
+    pub sentinel: SentinelConfig,
+    /// How many replicas must have every grant and every renewal before it counts.
+    /// Default 0: replication is not waited for.
+    pub min_replicas: Option<u32>,
+    /// The longest ttl of a `redlock://` backend, the same in all programs: so long does a
+    /// node that has lost its data not vote. Default 60 s.
+    pub max_ttl: Option<Duration>,
+    /// Whether the tables of a SQL database are made if they are missing. Default: they
+    /// are not.
+    pub migrate: Option<bool>,
+    /// How the connection to a SQL server is encrypted. Default: [`SslMode::VerifyFull`],
+    /// but not encrypted to a server of this machine.
+    pub sslmode: Option<SslMode>,
+    /// The layout of locks that are shared with other programs, for backends that have
+    /// several. Default: the backend's first.
+    pub layout: Option<String>,
+    /// What is special about the session with Consul. Written `consul.datacenter` and so
+    /// on.
+    pub consul: ConsulConfig,
     /// The policies by name, for locks with `.policy("name")`: operators change them
     /// without a new build. Written `policy.name.ttl`, `policy.name.wait`.
     pub policies: BTreeMap<String, Policy>,
@@ -109,6 +145,84 @@ pub enum Eviction {
     Refuse,
     /// The server is used, with a warning in the log.
     Warn,
+}
+
+/// How the Sentinels of a `redis+sentinel://` URL are reached: they have users and
+/// certificates of their own.
+///
+/// ```
+/// use dlock::Config;
+///
+/// let config = Config::from_url("rediss+sentinel://a,b,c/shop?sentinel.tls=no&sentinel.user=ops")?;
+/// assert_eq!(config.sentinel.tls, Some(false));
+/// assert_eq!(config.sentinel.user.as_deref(), Some("ops"));
+/// # Ok::<(), dlock::Error>(())
+/// ```
+#[derive(Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SentinelConfig {
+    /// The user at the Sentinels. Default: their default user.
+    pub user: Option<String>,
+    /// The password at the Sentinels. Default: none.
+    pub password: Option<String>,
+    /// The file that the password at the Sentinels is read from, for each connection.
+    pub password_file: Option<PathBuf>,
+    /// Whether the Sentinels are reached by TLS. Default: as the servers, which is what
+    /// the scheme of the URL says.
+    pub tls: Option<bool>,
+    /// As `tls_ca`, for the Sentinels. Default: `tls_ca`.
+    pub tls_ca: Option<PathBuf>,
+    /// As `tls_cert`, for the Sentinels. Default: `tls_cert`.
+    pub tls_cert: Option<PathBuf>,
+    /// As `tls_key`, for the Sentinels. Default: `tls_key`.
+    pub tls_key: Option<PathBuf>,
+}
+
+impl fmt::Debug for SentinelConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SentinelConfig")
+            .field("user", &self.user)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is special about the session of a client with Consul.
+///
+/// ```
+/// use dlock::Config;
+///
+/// let url = "memory://?consul.datacenter=eu&consul.lock_delay=1s";
+/// let config = Config::from_url(url)?;
+/// assert_eq!(config.consul.datacenter.as_deref(), Some("eu"));
+/// # Ok::<(), dlock::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConsulConfig {
+    /// The datacenter that keeps the locks. Default: that of the agent.
+    pub datacenter: Option<String>,
+    /// How long Consul keeps everybody from a lock whose session ended without a release.
+    /// Default 15 s, as Consul itself; 60 s at most.
+    pub lock_delay: Option<Duration>,
+    /// Whether the session also ends when the machine of the agent is not healthy
+    /// (`serfHealth`). Default: it does not.
+    pub node_checks: Option<bool>,
+    /// The servers' `session_ttl_min`, if it is not 10 s: a shorter ttl is rounded up to it.
+    pub session_ttl_min: Option<Duration>,
+}
+
+/// How the connection to a SQL server is encrypted. None of them falls back to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SslMode {
+    /// The connection is not encrypted.
+    Disable,
+    /// The connection is encrypted. Who the server is, is not verified.
+    Require,
+    /// The connection is encrypted, and an authority that is trusted vouches for the server.
+    VerifyCa,
+    /// As [`VerifyCa`](Self::VerifyCa), and the certificate is for the host of the URL.
+    VerifyFull,
 }
 
 /// The options that override those in the code, for all locks of one policy.
@@ -157,6 +271,13 @@ impl Config {
             tls_ca,
             tls_cert,
             tls_key,
+            sentinel,
+            min_replicas,
+            max_ttl,
+            migrate,
+            sslmode,
+            layout,
+            consul,
             policies,
         } = later;
         or(&mut self.url, url);
@@ -175,6 +296,22 @@ impl Config {
         or(&mut self.tls_ca, tls_ca);
         or(&mut self.tls_cert, tls_cert);
         or(&mut self.tls_key, tls_key);
+        or(&mut self.sentinel.user, sentinel.user);
+        or(&mut self.sentinel.password, sentinel.password);
+        or(&mut self.sentinel.password_file, sentinel.password_file);
+        or(&mut self.sentinel.tls, sentinel.tls);
+        or(&mut self.sentinel.tls_ca, sentinel.tls_ca);
+        or(&mut self.sentinel.tls_cert, sentinel.tls_cert);
+        or(&mut self.sentinel.tls_key, sentinel.tls_key);
+        or(&mut self.min_replicas, min_replicas);
+        or(&mut self.max_ttl, max_ttl);
+        or(&mut self.migrate, migrate);
+        or(&mut self.sslmode, sslmode);
+        or(&mut self.layout, layout);
+        or(&mut self.consul.datacenter, consul.datacenter);
+        or(&mut self.consul.lock_delay, consul.lock_delay);
+        or(&mut self.consul.node_checks, consul.node_checks);
+        or(&mut self.consul.session_ttl_min, consul.session_ttl_min);
         for (name, Policy { ttl, wait }) in policies {
             let policy = self.policies.entry(name).or_default();
             or(&mut policy.ttl, ttl);
@@ -192,13 +329,4 @@ impl fmt::Debug for Config {
             .field("wait", &self.wait)
             .finish_non_exhaustive()
     }
-}
-
-/// The URL without user, password and query.
-fn redacted(url: &str) -> String {
-    let Ok(url) = Url::parse(url) else { return "(not a URL)".into() };
-    let host = url.host_str().unwrap_or("");
-    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
-    let path = url.path().trim_end_matches('/');
-    format!("{}://{host}{port}{path}", url.scheme())
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Config, Eviction, Policy, redacted};
+use super::{Config, ConsulConfig, Eviction, Policy, SentinelConfig, SslMode, redacted};
 use crate::machine::{HandoverLimits, Limits};
 
 const DEFAULT_NAMESPACE: &str = "default";
@@ -19,6 +19,9 @@ const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// and other processes wait some milliseconds at most.
 const DEFAULT_MAX_HANDOVERS: u32 = 64;
 const DEFAULT_MAX_HANDOVER_TIME: Duration = Duration::from_millis(5);
+/// A lease is extended after a quarter of its hand-overs, so that the answer is there
+/// before they are used up.
+const EXTENDED_AFTER: u32 = DEFAULT_MAX_HANDOVERS / 4;
 /// A notice takes some milliseconds; this leaves room for a slow network.
 const DEFAULT_BREAK_DELAY: Duration = Duration::from_millis(500);
 /// How long `try_lock` waits for the backend's answer at most.
@@ -51,6 +54,17 @@ pub(crate) struct Settings {
     pub(crate) tls_cert: Option<PathBuf>,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
     pub(crate) tls_key: Option<PathBuf>,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
+    pub(crate) sentinel: SentinelConfig,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
+    pub(crate) min_replicas: u32,
+    pub(crate) max_ttl: Option<Duration>,
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "an option of SQL"))]
+    pub(crate) migrate: bool,
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "an option of SQL"))]
+    pub(crate) sslmode: Option<SslMode>,
+    pub(crate) layout: Option<String>,
+    pub(crate) consul: ConsulConfig,
     pub(crate) policies: BTreeMap<String, Policy>,
 }
 
@@ -73,12 +87,36 @@ impl From<Config> for Settings {
             tls_ca: said.tls_ca,
             tls_cert: said.tls_cert,
             tls_key: said.tls_key,
+            sentinel: said.sentinel,
+            min_replicas: said.min_replicas.unwrap_or(0),
+            max_ttl: said.max_ttl,
+            migrate: said.migrate.unwrap_or(false),
+            sslmode: said.sslmode,
+            layout: said.layout,
+            consul: said.consul,
             policies: said.policies,
         }
     }
 }
 
 impl Settings {
+    /// The settings and the URL of a backend that is made without a client.
+    #[cfg(any(
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "zookeeper"
+    ))]
+    pub(crate) fn of_url(url: &str, namespace: &str) -> crate::error::Result<(Settings, url::Url)> {
+        super::check_namespace(namespace)?;
+        let mut config = Config::from_url(url)?;
+        config.namespace = Some(namespace.to_owned());
+        let settings = Settings::from(config);
+        let url = super::url::parse_url(settings.url.as_deref().unwrap_or(url))?.url;
+        Ok((settings, url))
+    }
+
     /// The policy of this name; one that changes nothing if it is not configured.
     pub(crate) fn policy(&self, name: &str) -> Policy {
         self.policies.get(name).copied().unwrap_or_default()
@@ -86,7 +124,11 @@ impl Settings {
 
     pub(crate) fn limits(&self) -> Limits {
         Limits {
-            handover: HandoverLimits { count: self.max_handovers, time: self.max_handover_time },
+            handover: HandoverLimits {
+                count: self.max_handovers,
+                time: self.max_handover_time,
+                extend_after: EXTENDED_AFTER,
+            },
             waiters: self.max_waiters,
             attempt: self.call_timeout.min(MAX_ATTEMPT),
         }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use super::check::MAX_NAME_BYTES;
 use super::url::parse_url;
-use super::values::{dotted, duration, fault, is_foreign, number, wait_limit};
+use super::values::{dotted, duration, fault, is_foreign, number, ssl_mode, wait_limit, yes_or_no};
 use super::{Config, Eviction};
 use crate::error::Result;
 
@@ -27,6 +27,22 @@ pub(super) const OPTIONS: &[&str] = &[
     "tls_ca",
     "tls_cert",
     "tls_key",
+    "sentinel.user",
+    "sentinel.password",
+    "sentinel.password_file",
+    "sentinel.tls",
+    "sentinel.tls_ca",
+    "sentinel.tls_cert",
+    "sentinel.tls_key",
+    "min_replicas",
+    "max_ttl",
+    "migrate",
+    "sslmode",
+    "layout",
+    "consul.datacenter",
+    "consul.lock_delay",
+    "consul.node_checks",
+    "consul.session_ttl_min",
     "policy.NAME.ttl",
     "policy.NAME.wait",
 ];
@@ -67,16 +83,17 @@ impl Config {
         vars: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self> {
         let mut config = Config::default();
-        let mut found: Vec<(String, String)> = vars
+        let mut found: Vec<(String, String, String)> = vars
             .into_iter()
-            .filter_map(|(name, value)| {
-                let name = name.strip_prefix(prefix)?;
-                (!is_foreign(name)).then(|| (dotted(&name.to_ascii_lowercase()), value))
+            .filter_map(|(variable, value)| {
+                let name = variable.strip_prefix(prefix).filter(|name| !is_foreign(name))?;
+                Some((dotted(&name.to_ascii_lowercase()), variable, value))
             })
             .collect();
-        found.sort_by_key(|(name, _)| name != "url"); // the URL's query first: the rest overrides it
-        for (name, value) in found {
-            config.set(&name, &value).map_err(|error| fault(format!("{prefix}*: {error}")))?;
+        found.sort_by_key(|(name, ..)| name != "url"); // the URL's query first: the rest overrides it
+        for (name, variable, value) in found {
+            let set = config.set(&name, &value);
+            set.map_err(|error| fault(format!("{variable}: {}", error.detail())))?;
         }
         Ok(config)
     }
@@ -112,6 +129,24 @@ impl Config {
             "tls_ca" => self.tls_ca = Some(value.into()),
             "tls_cert" => self.tls_cert = Some(value.into()),
             "tls_key" => self.tls_key = Some(value.into()),
+            "sentinel.user" => self.sentinel.user = Some(value.to_owned()),
+            "sentinel.password" => self.sentinel.password = Some(value.to_owned()),
+            "sentinel.password_file" => self.sentinel.password_file = Some(value.into()),
+            "sentinel.tls" => self.sentinel.tls = Some(yes_or_no(name, value)?),
+            "sentinel.tls_ca" => self.sentinel.tls_ca = Some(value.into()),
+            "sentinel.tls_cert" => self.sentinel.tls_cert = Some(value.into()),
+            "sentinel.tls_key" => self.sentinel.tls_key = Some(value.into()),
+            "min_replicas" => self.min_replicas = Some(number(name, value)?),
+            "max_ttl" => self.max_ttl = Some(duration(name, value)?),
+            "migrate" => self.migrate = Some(yes_or_no(name, value)?),
+            "sslmode" => self.sslmode = Some(ssl_mode(value)?),
+            "layout" => self.layout = Some(value.to_owned()),
+            "consul.datacenter" => self.consul.datacenter = Some(value.to_owned()),
+            "consul.lock_delay" => self.consul.lock_delay = Some(duration(name, value)?),
+            "consul.node_checks" => self.consul.node_checks = Some(yes_or_no(name, value)?),
+            "consul.session_ttl_min" => {
+                self.consul.session_ttl_min = Some(duration(name, value)?);
+            }
             other => return self.set_policy(other, value),
         }
         Ok(())
@@ -142,8 +177,9 @@ impl Config {
 
     /// Sets the URL, and the options of its query.
     fn set_url(&mut self, url: &str) -> Result<()> {
-        let mut url = parse_url(url)?;
-        let options: Vec<(String, String)> = url
+        let parsed = parse_url(url)?;
+        let options: Vec<(String, String)> = parsed
+            .url
             .query_pairs()
             .map(|(name, value)| (name.into_owned(), value.into_owned()))
             .collect();
@@ -153,8 +189,7 @@ impl Config {
             }
             self.set(name, value)?;
         }
-        url.set_query(None);
-        self.url = Some(url.into());
+        self.url = Some(parsed.without_query(url));
         Ok(())
     }
 }

@@ -69,7 +69,10 @@ fn faults_name_what_is_valid() {
     says(Config::from_url("memory://?color=red"), "namespace, ttl, wait");
     says(Config::from_url("no url at all"), "write for example redis://");
     says(Config::from_url("memory://?ttl=soon"), "such as 150ms, 30s");
-    says(env(&[("DLOCK_NAMESPCE", "x")]), "unknown option `namespce`");
+    says(
+        env(&[("DLOCK_NAMESPCE", "x")]),
+        "configure: invalid configuration: DLOCK_NAMESPCE: unknown option `namespce`",
+    );
     says(Config::from_url("memory://?max_waiters=-1"), "max_waiters");
     says(Config::from_url("memory://?policy.a.color=red"), "policy.NAME.ttl");
     says(Config::from_url("memory://?policy.ttl=1s"), "policy.NAME.ttl");
@@ -166,4 +169,73 @@ fn urls_that_are_almost_right_say_what_was_meant() {
         assert!(error.to_string().contains(meant), "{url}: {error}");
         assert!(!error.to_string().contains("hunter2"), "{url}: {error}");
     }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn a_url_may_name_several_hosts() {
+    let text = "redis+sentinel://u:p%2Cw@a:7000,b,[::1]:7002/mymaster/3?ttl=5s&sentinel.user=ops";
+    let config = Config::from_url(text).unwrap();
+    assert_eq!(config.ttl, Some(Duration::from_secs(5)));
+    assert_eq!(config.sentinel.user.as_deref(), Some("ops"));
+    let url = config.url.clone().unwrap();
+    let parsed = parse_url(&url).unwrap();
+    let host = |name: &str, port| (name.to_owned(), port);
+    assert_eq!(parsed.hosts, [host("a", 7000), host("b", 26379), host("::1", 7002)]);
+    assert_eq!(parsed.url.path(), "/mymaster/3");
+    assert_eq!(parsed.url.username(), "u");
+    assert_eq!(redacted(&url), "redis+sentinel://a:7000,b,[::1]:7002/mymaster/3");
+    assert!(!format!("{config:?}").contains("p%2Cw"));
+    let one = Config::from_url("redis+sentinel://a/mymaster").unwrap();
+    assert_eq!(parse_url(one.url.as_deref().unwrap()).unwrap().hosts, [host("a", 26379)]);
+    assert_eq!(redacted("redis://u:p@h:1/0?x=y"), "redis://h:1/0");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn faults_of_a_url_with_several_hosts() {
+    let says = |url: &str, words: &str| {
+        let result = Config::from_url(url).and_then(|config| Settings::from(config).backend());
+        let error = result.map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    };
+    says("redis+sentinel://:hunter2@a,,b/mymaster", "host 2 in the list");
+    says("redis+sentinel://:hunter2@a:x/mymaster", "host 1 in the list");
+    says("redis+sentinel://a,b", "redis+sentinel://host1,host2,host3/mymaster");
+    says("redis+sentinel://a/mymaster/x", "the number of a database");
+    says("redis-sentinel://a/mymaster", "did you mean redis+sentinel://?");
+    says("redis://a,b", "redis+sentinel://");
+    says("redis://a?sentinel.user=x", "`sentinel.*`");
+    says("redis+sentinel://a/m?sentinel.tls=maybe", "`yes` or `no`");
+    says("redis+sentinel://a/m?sentinel.tls_ca=/none", "rediss+sentinel://");
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn every_source_says_the_same_of_the_sentinels() {
+    let file: Config = toml::from_str(
+        "min_replicas = 1\n[sentinel]\nuser = 'ops'\ntls = true\ntls_ca = '/ca'\npassword = 'x'",
+    )
+    .unwrap();
+    let url = Config::from_url(
+        "redis://h?min_replicas=1&sentinel.user=ops&sentinel.tls=yes&sentinel.tls_ca=/ca&sentinel.password=x",
+    )
+    .unwrap();
+    let vars = env(&[
+        ("DLOCK_MIN_REPLICAS", "1"),
+        ("DLOCK_SENTINEL_USER", "ops"),
+        ("DLOCK_SENTINEL_TLS", "yes"),
+        ("DLOCK_SENTINEL_TLS_CA", "/ca"),
+        ("DLOCK_SENTINEL_PASSWORD", "x"),
+    ])
+    .unwrap();
+    assert_eq!(file.sentinel, url.sentinel);
+    assert_eq!(url.sentinel, vars.sentinel);
+    assert_eq!((file.min_replicas, vars.min_replicas), (Some(1), Some(1)));
+    let mut merged = Config::default();
+    merged.merge(vars.clone());
+    assert_eq!(merged, vars);
+    assert!(!format!("{:?}", url.sentinel).contains('x'));
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
+use super::SslMode;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// The password in a file, without the line break at its end.
@@ -37,9 +38,36 @@ pub(super) fn wait_limit(name: &str, value: &str) -> Result<Option<Duration>> {
     if value == "unlimited" { Ok(None) } else { duration(name, value).map(Some) }
 }
 
+pub(super) fn yes_or_no(name: &str, value: &str) -> Result<bool> {
+    match value {
+        "yes" | "true" => Ok(true),
+        "no" | "false" => Ok(false),
+        _ => Err(fault(format!("`{name}` is `{value}`; write `yes` or `no`"))),
+    }
+}
+
+/// A mode of TLS. Those that fall back to a connection in plain text are refused.
+pub(super) fn ssl_mode(value: &str) -> Result<SslMode> {
+    match value {
+        "disable" => Ok(SslMode::Disable),
+        "require" => Ok(SslMode::Require),
+        "verify-ca" => Ok(SslMode::VerifyCa),
+        "verify-full" => Ok(SslMode::VerifyFull),
+        _ => Err(fault(format!(
+            "`sslmode` is `{value}`; write `verify-full`, `verify-ca`, `require` or `disable` (`prefer` and `allow` may send the password in plain text)"
+        ))),
+    }
+}
+
 /// The option that an environment variable names: `policy_payments_ttl` is
 /// `policy.payments.ttl`, since a variable cannot have dots in its name.
 pub(super) fn dotted(name: &str) -> String {
+    for group in ["sentinel", "consul"] {
+        let option = name.strip_prefix(group).and_then(|rest| rest.strip_prefix('_'));
+        if let Some(option) = option {
+            return format!("{group}.{option}");
+        }
+    }
     let policy = name.strip_prefix("policy_").and_then(|rest| rest.rsplit_once('_'));
     policy.map_or_else(|| name.to_owned(), |(policy, option)| format!("policy.{policy}.{option}"))
 }
