@@ -35,8 +35,15 @@ use crate::faulty_backend::{FaultControl, FaultyBackend};
 /// The conformance suite for one backend.
 pub struct Suite {
     backend: Box<dyn Fn() -> Box<dyn Backend>>,
+    /// A backend whose way to the store can be cut, for stores with sessions.
+    behind_link: Option<Box<MakeLinked>>,
     keys: AtomicU64,
 }
+
+type MakeLinked = dyn Fn() -> (Box<dyn Backend>, Link);
+
+/// Cuts the way to a store (`true`), or restores it.
+pub type Link = Box<dyn Fn(bool) + Send + Sync>;
 
 type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
@@ -80,7 +87,35 @@ impl Suite {
     /// A suite for a store. Each call of `backend` returns a backend on that store, for
     /// one client.
     pub fn new<B: Backend>(backend: impl Fn() -> B + 'static) -> Self {
-        Suite { backend: Box::new(move || Box::new(backend())), keys: AtomicU64::new(0) }
+        let backend = move || Box::new(backend()) as Box<dyn Backend>;
+        Suite { backend: Box::new(backend), behind_link: None, keys: AtomicU64::new(0) }
+    }
+
+    /// Says how to make a backend whose way to the store can be cut. A store whose locks
+    /// live by a session needs it: a client that is cut off must lose its session too.
+    #[must_use]
+    pub fn with_link<B: Backend>(mut self, make: impl Fn() -> (B, Link) + 'static) -> Self {
+        self.behind_link = Some(Box::new(move || {
+            let (backend, link) = make();
+            (Box::new(backend), link)
+        }));
+        self
+    }
+
+    /// The ttl of the trials.
+    fn ttl(&self) -> Duration {
+        self.nearest(TTL)
+    }
+
+    /// How much later than a lease a session may end at the store.
+    fn expiry_slack(&self) -> Duration {
+        let session = (self.backend)().capabilities().ttl.is_per_session();
+        if session { self.ttl() } else { Duration::ZERO }
+    }
+
+    /// The ttl that the backend can honour and is nearest to this one.
+    fn nearest(&self, ttl: Duration) -> Duration {
+        (self.backend)().capabilities().ttl.nearest(ttl)
     }
 
     trials! {
@@ -98,6 +133,7 @@ impl Suite {
         exclusion::all_of_releases_on_failure;
         exclusion::same_owner_same_grant;
         exclusion::a_release_never_touches_a_successor;
+        exclusion::further_tokens_rise_and_are_remembered;
         exclusion::a_replaced_lease_is_freed_first;
         waiting::a_waiter_is_woken;
         waiting::a_timeout_names_the_holder;
@@ -113,7 +149,7 @@ impl Suite {
         loss::one_failing_lease_does_not_stop_others;
         loss::a_cut_off_holder_loses_in_time;
         loss::permits_come_back_after_a_crash if permits;
-        loss::dead_waiters_do_not_hold_up_the_queue;
+        loss::dead_waiters_do_not_hold_up_the_queue if fifo;
         loss::lost_answers_leave_no_ghost;
         loss::run_stops_when_lost if operators;
         loss::max_hold_ends_a_hold;
@@ -155,7 +191,7 @@ impl Suite {
     }
 
     fn client_of(&self, configure: impl FnOnce(DlockBuilder) -> DlockBuilder) -> Dlock {
-        let builder = Dlock::builder().backend((self.backend)()).ttl(TTL).wait(LONG_WAIT);
+        let builder = Dlock::builder().backend((self.backend)()).ttl(self.ttl()).wait(LONG_WAIT);
         configure(builder).connect_lazy().expect("a client")
     }
 
@@ -166,13 +202,18 @@ impl Suite {
 
     /// A new client whose calls can be made to fail.
     fn faulty(&self) -> (Dlock, FaultControl) {
-        let (backend, faults) = FaultyBackend::new((self.backend)());
-        let client = Dlock::builder().backend(backend).ttl(TTL).wait(LONG_WAIT);
+        let (backend, link) = match &self.behind_link {
+            Some(make) => make(),
+            None => ((self.backend)(), Box::new(|_| {}) as Link),
+        };
+        let (backend, faults) = FaultyBackend::new(backend);
+        let faults = faults.with_link(link);
+        let client = Dlock::builder().backend(backend).ttl(self.ttl()).wait(LONG_WAIT);
         (client.connect_lazy().expect("a client"), faults)
     }
 }
 
-/// The ttl of the trials: long enough for a slow machine, and short enough to wait
+/// The ttl of the trials, if the backend can honour it: long enough for a slow machine, and short enough to wait
 /// for its end.
 const TTL: Duration = Duration::from_millis(900);
 /// Longer than anything takes that works.
@@ -196,6 +237,15 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
 async fn is_free(client: &Dlock, key: &str) -> bool {
     let state = client.inspect(key).await.expect("an inspection");
     state.holders.is_empty() && state.waiters.is_empty()
+}
+
+/// How many claims on a key wait, of a client that alone waits for it. A store that does not
+/// know who waits is not asked.
+async fn waiters(client: &Dlock, key: &str) -> usize {
+    match client.capabilities().waiters {
+        true => client.inspect(key).await.expect("an inspection").waiters.len(),
+        false => client.local_state().waiting.len(),
+    }
 }
 
 async fn keys_in_use(client: &Dlock, prefix: &str) -> Vec<String> {

@@ -19,19 +19,38 @@ pub enum FaultMode {
     AnswersLost,
     /// Calls neither succeed nor fail: they never return.
     NoAnswer,
+    /// Calls panic, as a bug in a backend does.
+    Panic,
 }
 
 /// Sets the [`FaultMode`] of a [`FaultyBackend`] and counts its calls.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct FaultControl {
     mode: Arc<Mutex<FaultMode>>,
     calls: Arc<AtomicU64>,
+    link: Option<Arc<dyn Fn(bool) + Send + Sync>>,
+}
+
+impl std::fmt::Debug for FaultControl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FaultControl").field("mode", &self.get()).finish_non_exhaustive()
+    }
 }
 
 impl FaultControl {
     /// Changes what happens to calls from now on.
     pub fn set(&self, mode: FaultMode) {
+        if let Some(link) = &self.link {
+            link(mode == FaultMode::Unreachable);
+        }
         *self.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
+    }
+
+    /// While calls are unreachable this way to the store is cut as well.
+    #[must_use]
+    pub fn with_link(mut self, link: impl Fn(bool) + Send + Sync + 'static) -> Self {
+        self.link = Some(Arc::new(link));
+        self
     }
 
     fn get(&self) -> FaultMode {
@@ -52,20 +71,28 @@ pub struct FaultyBackend<B> {
     /// With `Some` the backend claims to be remote, so that the client runs its
     /// driver thread, and each call takes this long.
     latency: Option<Duration>,
+    /// How many calls share a round trip.
+    combines: usize,
 }
 
 impl<B: Backend> FaultyBackend<B> {
     /// Wraps a backend; the second value controls the faults.
     pub fn new(inner: B) -> (Self, FaultControl) {
-        let control =
-            FaultControl { mode: Arc::new(Mutex::new(FaultMode::Healthy)), calls: Arc::default() };
-        (FaultyBackend { inner, control: control.clone(), latency: None }, control)
+        let mode = Arc::new(Mutex::new(FaultMode::Healthy));
+        let control = FaultControl { mode, calls: Arc::default(), link: None };
+        let combines = inner.capabilities().combines;
+        (FaultyBackend { inner, control: control.clone(), latency: None, combines }, control)
     }
 
     /// Wraps a backend as if it were on another machine, with this latency.
     pub fn remote(inner: B, latency: Duration) -> (Self, FaultControl) {
         let (faulty, control) = Self::new(inner);
         (FaultyBackend { latency: Some(latency), ..faulty }, control)
+    }
+
+    /// Lets so many calls share a round trip.
+    pub fn combining(self, combines: usize) -> Self {
+        FaultyBackend { combines, ..self }
     }
 
     fn call<'a, T: Send + Unpin + 'a>(
@@ -87,6 +114,7 @@ impl<B: Backend> FaultyBackend<B> {
                     Call::answered(failed(error(ErrorKind::Unknown)))
                 }
                 FaultMode::NoAnswer => Call::new(std::future::pending()),
+                FaultMode::Panic => panic!("injected by the test"),
             };
         };
         Call::new(async move {
@@ -99,6 +127,7 @@ impl<B: Backend> FaultyBackend<B> {
                     failed(error(ErrorKind::Unknown))
                 }
                 FaultMode::NoAnswer => std::future::pending().await,
+                FaultMode::Panic => panic!("injected by the test"),
             }
         })
     }
@@ -108,6 +137,7 @@ impl<B: Backend> Backend for FaultyBackend<B> {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.inner.capabilities();
         capabilities.remote |= self.latency.is_some();
+        capabilities.combines = self.combines;
         capabilities
     }
 
@@ -147,5 +177,9 @@ impl<B: Backend> Backend for FaultyBackend<B> {
 
     fn ping(&self) -> Call<'_, Result<()>> {
         self.call(Operation::Connect, || self.inner.ping(), Err)
+    }
+
+    fn close(&self) -> Call<'_, ()> {
+        self.inner.close()
     }
 }

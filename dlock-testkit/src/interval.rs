@@ -18,6 +18,8 @@ pub trait HeldGuard {
     fn valid_for(&self) -> Duration;
     /// The reason for which the lock was lost, if it was.
     fn loss(&self) -> Option<LossReason>;
+    /// Waits until the lock is lost.
+    fn wait_for_loss(&self) -> impl Future<Output = ()> + Send;
     /// The keys that are held, each with its mode and token.
     fn keys(&self) -> Vec<(String, Mode, u64)>;
 }
@@ -31,6 +33,9 @@ impl HeldGuard for Guard {
     }
     fn loss(&self) -> Option<LossReason> {
         now_or_never(self.lost())
+    }
+    async fn wait_for_loss(&self) {
+        self.lost().await;
     }
     fn keys(&self) -> Vec<(String, Mode, u64)> {
         vec![(self.key().as_str().to_owned(), self.mode(), self.token().get())]
@@ -46,6 +51,9 @@ impl HeldGuard for MultiGuard {
     }
     fn loss(&self) -> Option<LossReason> {
         now_or_never(self.lost()).map(|(_, reason)| reason)
+    }
+    async fn wait_for_loss(&self) {
+        self.lost().await;
     }
     fn keys(&self) -> Vec<(String, Mode, u64)> {
         let tokens = self.tokens();
@@ -63,6 +71,9 @@ impl HeldGuard for (Permits, u32) {
     }
     fn loss(&self) -> Option<LossReason> {
         now_or_never(self.0.lost())
+    }
+    async fn wait_for_loss(&self) {
+        self.0.lost().await;
     }
     fn keys(&self) -> Vec<(String, Mode, u64)> {
         let mode = Mode::Permits { count: self.0.count(), of: self.1 };
@@ -84,6 +95,8 @@ pub struct HeldInterval {
     from: u64,
     /// The lock is held until then, unless it is renewed or lost before.
     deadline: u64,
+    /// When the guard told that the lock is lost, if somebody waited for that.
+    told: Option<u64>,
 }
 
 impl HeldInterval {
@@ -93,21 +106,37 @@ impl HeldInterval {
         let valid = guard.valid_for();
         // The clock was read before `valid_for`, so the deadline is not too late.
         let deadline = from + u64::try_from(valid.as_nanos()).unwrap_or(u64::MAX / 2);
-        (!valid.is_zero() && guard.state() != State::Lost)
-            .then_some(HeldInterval { from, deadline })
+        (!valid.is_zero() && guard.state() != State::Lost).then_some(HeldInterval {
+            from,
+            deadline,
+            told: None,
+        })
+    }
+
+    /// Waits for this work, and notes when the guard tells of a loss meanwhile.
+    pub async fn during<T>(&mut self, guard: &impl HeldGuard, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        tokio::select! {
+            biased;
+            () = guard.wait_for_loss() => self.told = Some(now()),
+            done = &mut work => return done,
+        }
+        work.await
     }
 
     /// Ends the interval and returns a record for each key. Call it before the lock is
     /// released.
     ///
     /// If the lock was lost by its deadline or by a shutdown, the interval ends at
-    /// the deadline that was known. For any other reason it ends where it began.
+    /// the deadline that was known. If the server forgot it, the interval ends when the
+    /// guard told so. For any other reason it ends where it began.
     pub fn end(self, guard: &impl HeldGuard, who: &str) -> Vec<Record> {
         let at = now();
         let (until, stale) = match guard.loss() {
             None => (at, None),
             // After a shutdown the lock is kept until its holder releases it.
             Some(LossReason::Deadline | LossReason::Shutdown) => (self.deadline.min(at), Some(at)),
+            Some(LossReason::Forgotten) => (self.told.unwrap_or(self.from), Some(at)),
             Some(_) => (self.from, Some(at)),
         };
         let keys = guard.keys().into_iter();

@@ -7,23 +7,18 @@
 //! missing between two others. If a reply is lost, its connection is cut; a request
 //! that was sent twice is answered once.
 //!
-//! For each of the two directions of a connection, one task reads whole messages and
-//! decides what happens to them. Another task writes them when they are due and the
-//! direction is not stalled.
+//! What is not RESP, such as TLS or a stream of replication, is forwarded as it is.
 
-use std::collections::VecDeque;
-use std::io;
+mod forwarding;
+
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
-
-use crate::resp;
 
 /// The direction of a message through the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +56,8 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
+    /// Whether the bytes are those of Redis. Else what arrives together is a message.
+    is_resp: bool,
     conditions: watch::Sender<Conditions>,
     state: Mutex<State>,
 }
@@ -73,16 +70,35 @@ struct Conditions {
     silent: bool,
     /// Connections with a lower number are cut.
     cut_below: u64,
+    /// The same, but only for connections that subscribed.
+    subscribers_cut_below: u64,
     /// Connections with a lower number are kept open, and nothing is forwarded.
     frozen_below: u64,
     /// The connection with this number is frozen by itself.
     frozen: Option<u64>,
+    /// The same as `frozen_below`, but only for connections that subscribed.
+    subscribers_frozen_below: u64,
+}
+
+impl Conditions {
+    /// Whether nothing is forwarded on the connection with this number.
+    fn is_frozen(&self, number: u64, subscribes: bool) -> bool {
+        number < self.frozen_below
+            || self.frozen == Some(number)
+            || (subscribes && number < self.subscribers_frozen_below)
+    }
+
+    fn is_cut(&self, number: u64, subscribes: bool) -> bool {
+        number < self.cut_below || (subscribes && number < self.subscribers_cut_below)
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
     attempts: Vec<Instant>,
     open: usize,
+    /// The numbers of the open connections on which a client of dlock subscribed.
+    subscribers: BTreeSet<u64>,
     /// Each fault with a string that the message must contain.
     once: Vec<(Once, Vec<u8>)>,
     done: u64,
@@ -91,6 +107,10 @@ struct State {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn subscribes(&self, number: u64) -> bool {
+        self.state().subscribers.contains(&number)
     }
 
     /// Removes this fault from the list if it matches the message; whether it did.
@@ -112,14 +132,38 @@ impl Proxy {
     /// # Panics
     /// If no port is free.
     pub async fn start(server: u16) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        Self::listen(server)
+    }
+
+    /// The same from a thread of a runtime that does not await.
+    ///
+    /// # Panics
+    /// If no port is free, or outside a runtime.
+    pub fn listen(server: u16) -> Self {
+        Self::on(server, true)
+    }
+
+    /// Starts a proxy for a server of another protocol than Redis's. Of the faults of
+    /// [`Proxy::once`] it knows [`Once::LoseReply`] only.
+    ///
+    /// # Panics
+    /// If no port is free, or outside a runtime.
+    pub fn opaque(server: u16) -> Self {
+        Self::on(server, false)
+    }
+
+    fn on(server: u16, is_resp: bool) -> Self {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        listener.set_nonblocking(true).expect("a socket of tokio");
+        let listener = TcpListener::from_std(listener).expect("a socket of tokio");
         let port = listener.local_addr().expect("its address").port();
         let shared = Arc::new(Shared {
+            is_resp,
             conditions: watch::Sender::new(Conditions::default()),
             state: Mutex::default(),
         });
         let server = SocketAddr::from(([127, 0, 0, 1], server));
-        let accepting = tokio::spawn(accept(listener, server, shared.clone()));
+        let accepting = tokio::spawn(forwarding::accept(listener, server, shared.clone()));
         Proxy { port, shared, accepting }
     }
 
@@ -161,7 +205,9 @@ impl Proxy {
     pub fn heal(&self) {
         self.change(|conditions| {
             let cut_below = conditions.cut_below.max(conditions.frozen_below);
-            *conditions = Conditions { cut_below, ..Conditions::default() };
+            let subscribers_cut_below =
+                conditions.subscribers_cut_below.max(conditions.subscribers_frozen_below);
+            *conditions = Conditions { cut_below, subscribers_cut_below, ..Conditions::default() };
         });
     }
 
@@ -176,6 +222,21 @@ impl Proxy {
     pub fn freeze(&self) {
         let next = self.shared.state().attempts.len() as u64;
         self.change(|conditions| conditions.frozen_below = next);
+    }
+
+    /// The same as [`Proxy::freeze`] for the connections on which the client listens to
+    /// messages; the connections for commands work on.
+    pub fn freeze_subscribers(&self) {
+        let next = self.shared.state().attempts.len() as u64;
+        self.change(|conditions| conditions.subscribers_frozen_below = next);
+    }
+
+    /// How many connections there are on which the client listens to messages and that
+    /// are not frozen.
+    pub fn subscribers(&self) -> usize {
+        let conditions = *self.shared.conditions.borrow();
+        let state = self.shared.state();
+        state.subscribers.iter().filter(|number| !conditions.is_frozen(**number, true)).count()
     }
 
     /// Freezes one connection, by its number in the order of connecting: it stays open,
@@ -215,206 +276,4 @@ impl Drop for Proxy {
         self.accepting.abort();
         self.change(|conditions| conditions.cut_below = u64::MAX);
     }
-}
-
-async fn accept(listener: TcpListener, server: SocketAddr, shared: Arc<Shared>) {
-    while let Ok((client, _)) = listener.accept().await {
-        let number = {
-            let mut state = shared.state();
-            state.attempts.push(Instant::now());
-            state.open += 1;
-            state.attempts.len() as u64 - 1
-        };
-        let shared = shared.clone();
-        tokio::spawn(async move {
-            let conditions = shared.conditions.subscribe();
-            let cut = async {
-                let mut conditions = conditions.clone();
-                let _ = conditions.wait_for(|conditions| number < conditions.cut_below).await;
-            };
-            tokio::select! {
-                _ = serve(client, server, number, &shared) => {}
-                () = cut => {}
-            }
-            shared.state().open -= 1;
-        });
-    }
-}
-
-/// What to do with the reply to a request; a queue has one for each open request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReplyAction {
-    Deliver,
-    Swallow,
-    Cut,
-}
-
-type ReplyActions = Arc<Mutex<VecDeque<ReplyAction>>>;
-
-async fn serve(
-    client: TcpStream,
-    server: SocketAddr,
-    number: u64,
-    shared: &Arc<Shared>,
-) -> io::Result<()> {
-    let mut conditions = shared.conditions.subscribe();
-    if conditions.borrow_and_update().silent {
-        let _ = conditions.wait_for(|conditions| !conditions.silent).await;
-        return Ok(());
-    }
-    let server = TcpStream::connect(server).await?;
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
-    let actions = ReplyActions::default();
-    let requests = {
-        let (shared, actions) = (shared.clone(), actions.clone());
-        move |message: &[u8], out: &mut Vec<u8>| request(&shared, &actions, message, out)
-    };
-    let replies = {
-        let shared = shared.clone();
-        move |message: &[u8], out: &mut Vec<u8>| reply(&shared, &actions, message, out)
-    };
-    // The direction that ends first ends the connection.
-    tokio::select! {
-        ended = forward(Way::ToServer, number, shared, from_client, to_server, requests) => ended,
-        ended = forward(Way::ToClient, number, shared, from_server, to_client, replies) => ended,
-    }
-}
-
-/// The connection must be cut at this message.
-struct ConnectionCut;
-
-fn request(
-    shared: &Shared,
-    actions: &Mutex<VecDeque<ReplyAction>>,
-    message: &[u8],
-    out: &mut Vec<u8>,
-) -> Result<(), ConnectionCut> {
-    let mut actions = actions.lock().unwrap_or_else(PoisonError::into_inner);
-    out.extend_from_slice(message);
-    if shared.take_fault(Once::LoseReply, message) {
-        actions.push_back(ReplyAction::Cut);
-        return Ok(());
-    }
-    actions.push_back(ReplyAction::Deliver);
-    if shared.take_fault(Once::DuplicateRequest, message) {
-        out.extend_from_slice(message);
-        actions.push_back(ReplyAction::Swallow);
-    }
-    Ok(())
-}
-
-fn reply(
-    shared: &Shared,
-    actions: &Mutex<VecDeque<ReplyAction>>,
-    message: &[u8],
-    out: &mut Vec<u8>,
-) -> Result<(), ConnectionCut> {
-    if resp::is_push(message) {
-        if shared.take_fault(Once::LosePush, message) {
-            return Ok(());
-        }
-        if shared.take_fault(Once::DuplicatePush, message) {
-            out.extend_from_slice(message);
-        }
-        out.extend_from_slice(message);
-        return Ok(());
-    }
-    let action = actions.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    match action {
-        Some(ReplyAction::Swallow) => Ok(()),
-        Some(ReplyAction::Cut) => Err(ConnectionCut),
-        Some(ReplyAction::Deliver) | None => {
-            out.extend_from_slice(message);
-            Ok(())
-        }
-    }
-}
-
-/// Bytes to write, and when to write them.
-type DelayedBytes = (Instant, Vec<u8>);
-
-/// Forwards one direction until it ends.
-async fn forward(
-    way: Way,
-    number: u64,
-    shared: &Arc<Shared>,
-    from: OwnedReadHalf,
-    to: OwnedWriteHalf,
-    handle: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), ConnectionCut> + Send,
-) -> io::Result<()> {
-    let (delayed, arrived) = mpsc::unbounded_channel();
-    let conditions = shared.conditions.subscribe();
-    let delay = {
-        let conditions = conditions.clone();
-        move || conditions.borrow().delay[way as usize]
-    };
-    let reading = read(from, delayed, delay, handle);
-    let writing = write(to, arrived, conditions, way, number);
-    let (read, written) = tokio::join!(reading, writing);
-    read.and(written)
-}
-
-async fn read(
-    mut from: OwnedReadHalf,
-    delayed: mpsc::UnboundedSender<DelayedBytes>,
-    delay: impl Fn() -> Duration,
-    mut handle: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), ConnectionCut>,
-) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(16 * 1024);
-    loop {
-        let mut whole = 0;
-        let mut out = Vec::new();
-        let is_cut = loop {
-            match resp::length(&bytes[whole..]) {
-                Ok(Some(length)) => {
-                    let message = &bytes[whole..whole + length];
-                    whole += length;
-                    if handle(message, &mut out).is_err() {
-                        break true;
-                    }
-                }
-                Ok(None) => break false,
-                Err(resp::Malformed) => {
-                    // Another protocol, TLS for example: forwarded unchanged.
-                    out.extend_from_slice(&bytes[whole..]);
-                    whole = bytes.len();
-                    break false;
-                }
-            }
-        };
-        bytes.drain(..whole);
-        if !out.is_empty() {
-            let _ = delayed.send((Instant::now() + delay(), out));
-        }
-        if is_cut || from.read_buf(&mut bytes).await? == 0 {
-            return Ok(()); // the writer ends when it has written the rest
-        }
-    }
-}
-
-async fn write(
-    mut to: OwnedWriteHalf,
-    mut delayed: mpsc::UnboundedReceiver<DelayedBytes>,
-    mut conditions: watch::Receiver<Conditions>,
-    way: Way,
-    number: u64,
-) -> io::Result<()> {
-    while let Some((due, bytes)) = delayed.recv().await {
-        if due > Instant::now() {
-            tokio::time::sleep_until(due.into()).await;
-        }
-        let open = |conditions: &Conditions| {
-            !conditions.stalled[way as usize]
-                && number >= conditions.frozen_below
-                && conditions.frozen != Some(number)
-        };
-        if conditions.wait_for(open).await.is_err() {
-            return Ok(()); // the proxy is gone
-        }
-        to.write_all(&bytes).await?;
-    }
-    Ok(())
 }

@@ -19,6 +19,15 @@
 //! A server that lost its data cannot know the leases from before. Violations are
 //! excused as long as these may last; afterwards tokens must be above all earlier
 //! ones.
+//!
+//! After a [failover](RecordChecker::failed_over) the new primary may not know the newest
+//! leases. Holders may overlap until their losers must have been told, and not longer; and
+//! whoever comes with an older token is rejected by the fence. Two holders with the same
+//! token are never excused.
+//!
+//! An operator may [break](RecordChecker::broken) a lock. Its holder must hear of it
+//! before the delay of the break is over, and nobody else may be let in before. Both are
+//! excused only for a holder whose process was [paused](RecordChecker::paused) meanwhile.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
@@ -96,6 +105,10 @@ pub struct RecordChecker {
     keys: HashMap<String, Key>,
     swept_to: u64,
     losses: Vec<(u64, u64)>,
+    failovers: Vec<(u64, u64)>,
+    breaks: Vec<Break>,
+    /// The first part of the name of a holder, and when its process was paused.
+    pauses: Vec<(String, u64, u64)>,
     /// The violations that were found.
     pub violations: Vec<String>,
     /// How many records were checked.
@@ -104,8 +117,22 @@ pub struct RecordChecker {
     pub late: u64,
     /// How many stale writes were tried, and how many of them were rejected.
     pub stale: (u64, u64),
-    /// How many violations were excused by a loss of data.
+    /// How many violations were excused by a loss of data or a failover.
     pub excused: u64,
+    /// How many violations were excused by a holder that could not hear of a break.
+    pub excused_by_pause: u64,
+}
+
+/// A lock that was broken.
+#[derive(Debug)]
+struct Break {
+    key: String,
+    /// When the break was sent.
+    from: u64,
+    /// Its holders must have heard of it by then.
+    told_by: u64,
+    /// The last moment at which a lease of an old holder may end.
+    until: u64,
 }
 
 /// Something to check, and its time. The earliest event is the greatest, because a
@@ -156,7 +183,29 @@ impl RecordChecker {
     /// time `leases` from now, clients may still hold locks from before.
     pub fn data_lost(&mut self, from: u64, leases: Duration) {
         let leases = u64::try_from(leases.as_nanos()).unwrap_or(u64::MAX);
-        self.losses.push((from, crate::process::now().saturating_add(leases)));
+        self.data_lost_between(from, crate::process::now().saturating_add(leases));
+    }
+
+    fn data_lost_between(&mut self, from: u64, until: u64) {
+        self.losses.push((from, until));
+    }
+
+    /// Tells the checker that another server became the primary at or after `from`, and
+    /// that whoever lost a lock by it must know at `told_by`.
+    pub fn failed_over(&mut self, from: u64, told_by: u64) {
+        self.failovers.push((from, told_by));
+    }
+
+    /// Tells the checker that a key was broken: the break was sent at `from`, its holders
+    /// must know it at `told_by`, and none of their leases lasts beyond `until`.
+    pub fn broken(&mut self, key: &str, from: u64, told_by: u64, until: u64) {
+        self.breaks.push(Break { key: key.to_owned(), from, told_by, until });
+    }
+
+    /// Tells the checker that the processes of all holders whose name starts like this
+    /// were paused, so that they could not hear of a break.
+    pub fn paused(&mut self, name: &str, from: u64, until: u64) {
+        self.pauses.push((name.to_owned(), from, until));
     }
 
     /// Checks what happened before this moment.
@@ -166,6 +215,10 @@ impl RecordChecker {
             if stale { self.stale_write(&record) } else { self.enter(record) }
         }
         self.swept_to = self.swept_to.max(to);
+        // No record can reach that far back any more.
+        let old = to.saturating_sub(60_000_000_000);
+        self.breaks.retain(|it| it.until > old);
+        self.pauses.retain(|(_, _, until)| *until > old);
     }
 
     /// How many events wait to be checked.
@@ -177,15 +230,51 @@ impl RecordChecker {
         self.losses.iter().any(|(from, until)| (*from..*until).contains(&at))
     }
 
+    /// Whether a failover explains what a holder found that entered at this moment.
+    fn is_of_failover(&self, at: u64, kind: FaultKind) -> bool {
+        let until = match kind {
+            FaultKind::Overlap { until } => until,
+            FaultKind::OlderToken => at,
+            FaultKind::Other => return false,
+        };
+        self.failovers.iter().any(|(from, told_by)| *from <= at && until <= *told_by)
+    }
+
+    /// Whether one of these holders was paused while it should have heard of a break.
+    fn could_not_hear(&self, key: &str, at: u64, holders: &[String]) -> bool {
+        let breaks =
+            self.breaks.iter().filter(|it| it.key == key && (it.from..it.until).contains(&at));
+        let paused = |it: &Break, holder: &String| {
+            self.pauses.iter().any(|(name, from, until)| {
+                holder.starts_with(name.as_str()) && *from < it.told_by && *until > it.from
+            })
+        };
+        breaks.into_iter().any(|it| holders.iter().any(|holder| paused(it, holder)))
+    }
+
     fn enter(&mut self, record: Record) {
         self.checked += 1;
-        let excused = self.is_excused(record.from);
-        let key = self.keys.entry(record.key.clone()).or_default();
+        let (name, at) = (record.key.clone(), record.from);
+        let untold = self
+            .breaks
+            .iter()
+            .find(|it| it.key == name && record.from < it.from && record.until > it.told_by);
+        let untold = untold.map(|it| Fault {
+            what: format!("a holder was not told that its lock was broken: {record}"),
+            holders: vec![record.who.clone()],
+            at: it.told_by,
+            kind: FaultKind::Other,
+        });
+        let key = self.keys.entry(name.clone()).or_default();
         let faults = key.enter(record);
-        if excused {
-            self.excused += faults.len() as u64;
-        } else {
-            self.violations.extend(faults);
+        for fault in untold.into_iter().chain(faults) {
+            if self.is_excused(at) || self.is_of_failover(at, fault.kind) {
+                self.excused += 1;
+            } else if self.could_not_hear(&name, fault.at, &fault.holders) {
+                self.excused_by_pause += 1;
+            } else {
+                self.violations.push(fault.what);
+            }
         }
     }
 
@@ -215,34 +304,69 @@ fn access(record: &Record) -> Option<(Access, Token)> {
     Some((access, Token::new(record.token)?))
 }
 
+/// Something that must not be.
+struct Fault {
+    what: String,
+    holders: Vec<String>,
+    at: u64,
+    kind: FaultKind,
+}
+
+#[derive(Clone, Copy)]
+enum FaultKind {
+    /// More hold the lock than may, until this moment.
+    Overlap {
+        until: u64,
+    },
+    /// The token is older than one before, so a fence rejects it.
+    OlderToken,
+    Other,
+}
+
 impl Key {
-    fn enter(&mut self, record: Record) -> Vec<String> {
+    fn enter(&mut self, record: Record) -> Vec<Fault> {
         let mut faults = Vec::new();
         self.inside.retain(|inside| inside.until > record.from);
+        let fault = |what, others: Vec<String>, kind| {
+            let holders = others.into_iter().chain([record.who.clone()]).collect();
+            Fault { what, holders, at: record.from, kind }
+        };
         let mut taken = 0;
         for inside in &self.inside {
             match (inside.mode, record.mode) {
                 (Mode::Permits { count, .. }, Mode::Permits { .. }) => taken += count,
                 (Mode::Shared, Mode::Shared) => {}
-                _ => faults.push(format!("held twice: {inside} and {record}")),
+                _ => faults.push(fault(
+                    format!("held twice: {inside} and {record}"),
+                    vec![inside.who.clone()],
+                    FaultKind::Overlap { until: inside.until.min(record.until) },
+                )),
             }
         }
+        let last = match record.mode {
+            Mode::Exclusive => self.top,
+            Mode::Shared => self.top_exclusive,
+            _ => 0,
+        };
         match record.mode {
             Mode::Permits { count, of } if taken + count > of => {
-                faults.push(format!("{taken} of {of} permits are taken when: {record}"));
+                let others = self.inside.iter().map(|inside| inside.who.clone()).collect();
+                let what = format!("{taken} of {of} permits are taken when: {record}");
+                let until = self.left_by(taken + count - of).min(record.until);
+                faults.push(fault(what, others, FaultKind::Overlap { until }));
             }
-            Mode::Exclusive if record.token <= self.top => {
-                faults.push(format!("the token does not rise above {}: {record}", self.top));
-            }
-            Mode::Shared if record.token <= self.top_exclusive => {
-                let top = self.top_exclusive;
-                faults.push(format!("the token does not rise above {top}: {record}"));
+            Mode::Exclusive | Mode::Shared if record.token <= last => {
+                let what = format!("the token does not rise above {last}: {record}");
+                let is_older = record.token < last;
+                let kind = if is_older { FaultKind::OlderToken } else { FaultKind::Other };
+                faults.push(fault(what, vec![], kind));
             }
             _ => {}
         }
         if let Some((access, token)) = access(&record) {
             if !self.fence.pass(access, token) && faults.is_empty() {
-                faults.push(format!("the fence rejects a holder: {record}"));
+                let what = format!("the fence rejects a holder: {record}");
+                faults.push(fault(what, vec![], FaultKind::Other));
             }
             self.top = self.top.max(record.token);
             if access == Access::Exclusive {
@@ -252,81 +376,23 @@ impl Key {
         self.inside.push(record);
         faults
     }
+
+    /// When those inside will have given back this many permits.
+    fn left_by(&self, permits: u32) -> u64 {
+        let count = |record: &Record| match record.mode {
+            Mode::Permits { count, .. } => count,
+            _ => 0,
+        };
+        let mut leaving: Vec<_> = self.inside.iter().map(|it| (it.until, count(it))).collect();
+        leaving.sort_unstable();
+        let mut left = 0;
+        let enough = leaving.iter().find(|(_, count)| {
+            left += count;
+            left >= permits
+        });
+        enough.map_or(0, |(until, _)| *until)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn record(mode: Mode, token: u64, from: u64, until: u64) -> Record {
-        Record { key: "k".into(), mode, token, from, until, stale: None, who: "w".into() }
-    }
-
-    fn checked(records: &[Record]) -> RecordChecker {
-        let mut checker = RecordChecker::default();
-        for record in records {
-            let parsed: Record = record.to_string().parse().unwrap();
-            assert_eq!(parsed, *record, "what is written is what is read");
-            checker.add(parsed);
-        }
-        checker.sweep(u64::MAX);
-        assert_eq!(checker.checked, records.len() as u64);
-        checker
-    }
-
-    use Mode::{Exclusive, Shared};
-
-    #[test]
-    fn one_after_the_other_is_fine_in_any_order_of_arrival() {
-        let later = record(Exclusive, 2, 20, 30);
-        let checker = checked(&[later, record(Exclusive, 1, 10, 20), record(Shared, 3, 30, 40)]);
-        assert!(checker.violations.is_empty(), "{:?}", checker.violations);
-    }
-
-    #[test]
-    fn overlaps_are_found() {
-        for (one, two) in [(Exclusive, Exclusive), (Exclusive, Shared), (Shared, Exclusive)] {
-            let checker = checked(&[record(one, 1, 10, 21), record(two, 2, 20, 30)]);
-            assert_eq!(checker.violations.len(), 1, "{one:?} {two:?}");
-        }
-        let readers = checked(&[record(Shared, 1, 10, 21), record(Shared, 1, 20, 30)]);
-        assert!(readers.violations.is_empty());
-        let permits = Mode::Permits { count: 2, of: 3 };
-        let checker = checked(&[record(permits, 0, 10, 21), record(permits, 0, 20, 30)]);
-        assert_eq!(checker.violations.len(), 1);
-    }
-
-    #[test]
-    fn tokens_must_rise() {
-        for (one, two) in [(Exclusive, Exclusive), (Exclusive, Shared), (Shared, Exclusive)] {
-            let checker = checked(&[record(one, 2, 10, 20), record(two, 2, 20, 30)]);
-            assert_eq!(checker.violations.len(), 1, "{one:?} {two:?}");
-        }
-    }
-
-    #[test]
-    fn stale_writes_are_rejected_once_overtaken() {
-        let mut stale = record(Exclusive, 1, 10, 20);
-        stale.stale = Some(40);
-        let checker = checked(&[stale.clone(), record(Exclusive, 2, 30, 50)]);
-        assert_eq!((checker.stale, checker.violations.len()), ((1, 1), 0));
-        let checker = checked(&[stale, record(Exclusive, 2, 50, 60)]);
-        assert_eq!((checker.stale, checker.violations.len()), ((1, 0), 0));
-    }
-
-    #[test]
-    fn a_loss_of_data_excuses_overlaps_but_later_tokens_rise() {
-        let now = crate::process::now();
-        let mut checker = RecordChecker::default();
-        checker.data_lost(15, Duration::ZERO);
-        let later = now + 1_000_000_000;
-        checker.add(record(Exclusive, 5, 10, 30));
-        checker.add(record(Exclusive, 9, 20, 40));
-        checker.add(record(Exclusive, 6, 25, 30)); // handed over by the holder from before
-        checker.add(record(Exclusive, 8, later, later + 1));
-        checker.sweep(u64::MAX);
-        assert_eq!(checker.violations.len(), 1, "{:?}", checker.violations);
-        assert!(checker.violations[0].contains("does not rise above 9"));
-        assert_eq!(checker.excused, 4);
-    }
-}
+mod tests;

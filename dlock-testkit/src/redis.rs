@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::backend::redis::Redis;
@@ -15,10 +15,13 @@ use dlock::{Dlock, DlockBuilder};
 pub struct RedisServer {
     program: String,
     process: Option<Child>,
+    paused: AtomicBool,
     port: u16,
     directory: PathBuf,
     options: Vec<String>,
     environment: Vec<(String, String)>,
+    /// Read before the options; a Sentinel keeps its state in it.
+    config_file: Option<PathBuf>,
 }
 
 /// The ttl of [`client`]: long enough for a slow machine, and short enough for tests
@@ -43,26 +46,44 @@ impl RedisServer {
     /// If the server does not start.
     pub fn with(options: &[&str]) -> Option<Self> {
         let program = "redis-server";
-        crate::servers::found(program, runs(program)).then(|| Self::of(program, options))
+        crate::servers::found(program, runs(program)).then(|| Self::of(program, options, None))
     }
 
-    fn of(program: &str, options: &[&str]) -> Self {
+    /// Starts a server that reads these lines as its configuration file, which it may
+    /// rewrite.
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub(crate) fn configured(lines: &str, options: &[&str]) -> Option<Self> {
+        let program = "redis-server";
+        let is_there = crate::servers::found(program, runs(program));
+        is_there.then(|| Self::of(program, options, Some(lines)))
+    }
+
+    fn of(program: &str, options: &[&str], lines: Option<&str>) -> Self {
         static STARTED: AtomicU64 = AtomicU64::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let name = format!("dlock-redis-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).expect("a directory for the server");
         let options = options.iter().map(|&option| option.to_owned()).collect();
+        let config_file = lines.map(|lines| {
+            let file = directory.join("configuration");
+            std::fs::write(&file, lines).expect("the server's configuration");
+            file
+        });
         // Between finding a free port and its use another process may take it.
         for _ in 0..10 {
             let port = free_port();
             let mut server = RedisServer {
                 program: program.to_owned(),
                 process: None,
+                paused: AtomicBool::new(false),
                 port,
                 directory: directory.clone(),
                 options: Vec::clone(&options),
                 environment: Vec::new(),
+                config_file: config_file.clone(),
             };
             if server.launch() {
                 return server;
@@ -75,6 +96,7 @@ impl RedisServer {
     fn launch(&mut self) -> bool {
         let log = self.directory.join("log");
         let process = Command::new(&self.program)
+            .args(&self.config_file)
             .args(["--bind", "127.0.0.1", "--port", &self.port.to_string()])
             .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
             .arg("--dir")
@@ -108,6 +130,7 @@ impl RedisServer {
 
     /// Kills the server with SIGKILL: it loses what it had in memory.
     pub fn kill(&mut self) {
+        self.paused.store(false, Ordering::Relaxed);
         if let Some(mut process) = self.process.take() {
             let _ = process.kill();
             let _ = process.wait();
@@ -132,8 +155,23 @@ impl RedisServer {
     /// # Panics
     /// If the server does not start.
     pub fn restart_with(&mut self, options: &[&str]) {
-        self.options.extend(options.iter().map(|&option| option.to_owned()));
+        self.add_options(options);
         self.restart();
+    }
+
+    /// Adds options for the next restart.
+    pub(crate) fn add_options(&mut self, options: &[&str]) {
+        self.options.extend(options.iter().map(|&option| option.to_owned()));
+    }
+
+    /// Whether the server was started, and neither killed nor paused since.
+    pub fn answers(&self) -> bool {
+        self.is_running() && !self.paused.load(Ordering::Relaxed)
+    }
+
+    /// Whether the server was started and not killed since.
+    pub fn is_running(&self) -> bool {
+        self.process.is_some()
     }
 
     /// Restarts the server with more environment variables.
@@ -156,11 +194,13 @@ impl RedisServer {
 
     /// Pauses the server with SIGSTOP: it keeps its connections and answers nothing.
     pub fn pause(&self) {
+        self.paused.store(true, Ordering::Relaxed);
         self.process.iter().for_each(|process| crate::process::pause(process.id()));
     }
 
     /// Resumes the server.
     pub fn resume(&self) {
+        self.paused.store(false, Ordering::Relaxed);
         self.process.iter().for_each(|process| crate::process::resume(process.id()));
     }
 
@@ -197,15 +237,34 @@ impl RedisServer {
     /// # Panics
     /// If it cannot be run.
     pub fn cli(&self, arguments: &[&str]) -> String {
-        let password = self.options.iter().skip_while(|option| *option != "--requirepass").nth(1);
-        let output = Command::new("redis-cli")
-            .arg("-s")
-            .arg(self.socket())
-            .args(password.iter().flat_map(|password| ["--no-auth-warning", "-a", password]))
-            .args(arguments)
-            .output()
-            .expect("redis-cli comes with redis-server");
+        let output = self.cli_command().args(arguments).output();
+        let output = output.expect("redis-cli comes with redis-server");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Runs `redis-cli` with many commands and returns what it prints, in lines.
+    ///
+    /// # Panics
+    /// If it cannot be run.
+    pub fn cli_all(&self, commands: &[String]) -> Vec<String> {
+        use std::io::Write as _;
+        let mut cli = self.cli_command();
+        let mut cli = cli.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("redis-cli");
+        let mut input = cli.stdin.take().expect("its input");
+        let lines = commands.join("\n") + "\n";
+        // It may print before it has read everything.
+        let writing = std::thread::spawn(move || input.write_all(lines.as_bytes()));
+        let output = cli.wait_with_output().expect("redis-cli ends");
+        let _ = writing.join();
+        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+    }
+
+    fn cli_command(&self) -> Command {
+        let password = self.options.iter().skip_while(|option| *option != "--requirepass").nth(1);
+        let mut cli = Command::new("redis-cli");
+        cli.arg("-s").arg(self.socket());
+        cli.args(password.iter().flat_map(|password| ["--no-auth-warning", "-a", password]));
+        cli
     }
 }
 
@@ -251,7 +310,8 @@ impl Clock {
 }
 
 /// The keys, connections and channels of clients that are left at a server. The name
-/// of who broke a lock is kept for an hour and is not counted.
+/// of who broke a lock is kept for an hour and is not counted; nor are other servers that
+/// are connected to this one.
 fn left(server: &RedisServer) -> Vec<String> {
     let keyspace = server.cli(&["INFO", "keyspace"]);
     let databases = keyspace.lines().filter_map(|line| line.strip_prefix("db")?.split(':').next());
@@ -259,9 +319,16 @@ fn left(server: &RedisServer) -> Vec<String> {
         databases.map(|database| server.cli(&["-n", database, "--scan"]) + "\n").collect();
     let clients = server.cli(&["CLIENT", "LIST"]);
     let channels = server.cli(&["PUBSUB", "CHANNELS"]);
-    let keys = keys.lines().filter(|key| !key.is_empty() && !key.ends_with("}:b"));
-    let clients = clients.lines().filter(|client| !client.contains("cmd=client"));
-    let channels = channels.lines().filter(|channel| !channel.is_empty());
+    // Who broke a lock is kept for an hour, and the marker of a node for ever.
+    let is_kept = |key: &&str| key.is_empty() || key.ends_with("}:b") || key.ends_with("}:v");
+    let keys = keys.lines().filter(|key| !is_kept(key));
+    let servers = ["cmd=client", " name=sentinel-", " flags=S ", " flags=M "];
+    let clients = clients.lines().filter(|client| !servers.iter().any(|it| client.contains(it)));
+    let sharded = server.cli(&["PUBSUB", "SHARDCHANNELS"]);
+    let sharded = sharded.lines().filter(|channel| !channel.starts_with("ERR"));
+    let channels = channels.lines().chain(sharded);
+    let channels =
+        channels.filter(|channel| !channel.is_empty() && *channel != "__sentinel__:hello");
     keys.chain(clients).chain(channels).map(str::to_owned).collect()
 }
 
@@ -303,7 +370,14 @@ fn runs(program: &str) -> bool {
     version.is_ok_and(|status| status.success())
 }
 
+/// A free port, which leaves room for the bus of a cluster: that is 10,000 above.
 fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("its address").port()
+    loop {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let port = listener.local_addr().expect("its address").port();
+        let bus = port.checked_add(10_000);
+        if bus.is_some_and(|bus| TcpListener::bind(("127.0.0.1", bus)).is_ok()) {
+            return port;
+        }
+    }
 }

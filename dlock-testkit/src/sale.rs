@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use dlock::Dlock;
-use dlock_segment::{Deduction, Error, Inventory, Resolved};
+use dlock_segment::{Deduction, Error, Inventory, Resolved, Routing};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -32,6 +32,8 @@ const EXIT_GRACE: Duration = Duration::from_secs(10);
 
 /// The name of the sale under test.
 const SALE: &str = "soak";
+/// The buyer of what is left at the end, when there is no limit any more.
+const REST: &str = "the rest";
 /// The limit of units per buyer.
 const PER_BUYER: u64 = 3;
 
@@ -54,6 +56,9 @@ pub struct Soak {
     pub units: u64,
     pub attempts: u64,
     pub segments: u32,
+    /// How many independent servers there are, and how many homes the sale has.
+    pub servers: u32,
+    pub homes: u32,
     pub processes: u64,
     /// How often a worker process is killed; `server_kills`: how often the server is.
     pub kills: u64,
@@ -93,7 +98,7 @@ struct Worker {
 struct Run<'a> {
     program: &'a Path,
     soak: Soak,
-    server: RedisServer,
+    servers: Vec<RedisServer>,
     workers: Vec<Worker>,
     random: StdRng,
     kills: u64,
@@ -102,13 +107,13 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn answers(&self, worker: u64) -> PathBuf {
-        self.server.directory().join(format!("answers-{worker}"))
+        self.servers[0].directory().join(format!("answers-{worker}"))
     }
 
     fn start(&self, number: u64, from: u64) -> Worker {
         let until = self.soak.attempts / self.soak.processes;
         let task = WorkerTask {
-            port: self.server.port(),
+            ports: self.servers.iter().map(RedisServer::port).collect(),
             seed: self.soak.seed,
             mix: self.soak.mix,
             // More than what can be sold to them, so that some hear "limit reached".
@@ -147,7 +152,8 @@ impl Run<'_> {
             if is_due(self.server_kills, self.soak.server_kills) {
                 self.server_kills += 1;
                 self.any_moment().await;
-                tokio::task::block_in_place(|| self.server.restart());
+                let at = self.random.random_range(0..self.servers.len());
+                tokio::task::block_in_place(|| self.servers[at].restart());
             }
             if done > progress.0 {
                 progress = (done, Instant::now());
@@ -200,14 +206,21 @@ impl Worker {
 /// If a check fails.
 pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
     let durable = ["--appendonly", "yes", "--appendfsync", "always"];
-    let server = RedisServer::with(if soak.server_kills > 0 { &durable } else { &[] })?;
-    let dlock = Dlock::connect(&server.url()).await.expect("a client");
-    let sale = Inventory::builder(&dlock, SALE).stock(soak.units).segments(soak.segments);
-    let sale = sale.per_buyer(PER_BUYER).journal(soak.journal).create().await.expect("a sale");
+    let options: &[&str] = if soak.server_kills > 0 { &durable } else { &[] };
+    let servers: Option<Vec<_>> = (0..soak.servers).map(|_| RedisServer::with(options)).collect();
+    let servers = servers?;
+    let mut clients = Vec::new();
+    for server in &servers {
+        clients.push(Dlock::connect(&server.url()).await.expect("a client"));
+    }
+    let sale = Inventory::builder(&clients[0], SALE).stock(soak.units).segments(soak.segments);
+    let sale = sale.homes(soak.homes).servers(clients[1..].iter().cloned());
+    let sale = sale.routed_by(Routing::Buyer).per_buyer(PER_BUYER).journal(soak.journal);
+    let sale = sale.create().await.expect("a sale");
     let began = Instant::now();
     let random = StdRng::seed_from_u64(soak.seed);
     let mut run =
-        Run { program, soak, server, workers: Vec::new(), random, kills: 0, server_kills: 0 };
+        Run { program, soak, servers, workers: Vec::new(), random, kills: 0, server_kills: 0 };
     run.workers = (0..soak.processes).map(|number| run.start(number, 0)).collect();
     let attempts = run.until_done().await;
     run.workers.clear();
@@ -226,7 +239,12 @@ pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
     let entries = replay::replay(&sale, soak).await;
     // Repeating an operation takes nothing.
     for number in (0..soak.attempts / soak.processes).rev().take(1_000) {
-        let _ = sale.deduct(1).operation(worker::id(0, number)).send().await;
+        let id = worker::id(0, number);
+        if soak.homes == 1 {
+            let _ = sale.deduct(1).operation(id).send().await;
+        } else {
+            let _ = sale.resolve(id).await; // its buyer, and so its home, is not known here
+        }
     }
     let stock = sale.stock().await.expect("the stock");
     assert_eq!((stock.sold, stock.available), (sold, 0));
@@ -252,7 +270,7 @@ async fn sell_the_rest(sale: &Inventory) -> u64 {
         let stock = until_known("the stock", || sale.stock()).await;
         if stock.available > 0 {
             let rest = stock.available.min(dlock_segment::MAX_QUANTITY);
-            let sold = sale.deduct(rest).send().await.expect("an answer");
+            let sold = sale.deduct(rest).buyer(REST).send().await.expect("an answer");
             assert!(matches!(sold, Deduction::Taken(_)), "{sold:?}");
         } else if stock.reserved == 0 {
             return stock.sold;

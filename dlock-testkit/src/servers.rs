@@ -1,6 +1,14 @@
 //! Skips tests whose server or program is not installed.
 
 use std::io::Write as _;
+use std::path::PathBuf;
+
+/// The directory of programs that take long to build or to fetch.
+pub(crate) fn cache() -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
+    let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
+    cache.join("dlock-servers")
+}
 
 /// Checks that a server is installed: returns `is_there`, and prints `SKIPPED` if it
 /// is false. With `DLOCK_REQUIRE_SERVERS=1`, as in CI, a missing server is a failure.

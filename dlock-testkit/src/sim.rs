@@ -18,7 +18,7 @@ mod checker;
 mod plan;
 mod simulation;
 
-use dlock::machine::Bug;
+use dlock::machine::{Bug, Coverage};
 
 pub use checker::Checker;
 pub use plan::Plan;
@@ -49,6 +49,8 @@ pub struct Report {
     pub faults: u64,
     /// How many messages were dropped, delayed past the time-out or duplicated.
     pub message_faults: u64,
+    /// How often each transition of the machines was taken.
+    pub coverage: Coverage,
 }
 
 /// Runs the simulation with this seed.

@@ -1,0 +1,360 @@
+//! Real Consul servers, started by the tests that need them: in a temporary directory, on
+//! free loopback ports, ended by their own process ids. One server, or a cluster of three
+//! with an agent in front of it.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::database_servers::{Server, free_port};
+
+/// How long servers may take until one of them leads.
+const START: Duration = Duration::from_secs(60);
+/// What every agent of a test is told. The ports that are not here are free ones.
+const COMMON: &str = "bind_addr = \"127.0.0.1\"\nclient_addr = \"127.0.0.1\"\n\
+    session_ttl_min = \"1s\"\ndisable_update_check = true\nleave_on_terminate = false\n\
+    performance { raft_multiplier = 1 }\nconnect { enabled = false }\n\
+    autopilot { cleanup_dead_servers = false }\nlimits { http_max_conns_per_client = 500 }\n";
+const ALONE: &str = "server = true\nbootstrap_expect = 1\nnode_name = \"test\"\n";
+
+/// An agent of Consul: a server, or one that passes requests on to servers. It is killed
+/// when this value is dropped.
+#[derive(Debug)]
+pub struct ConsulServer {
+    server: Server,
+    program: PathBuf,
+    ports: Ports,
+    token: Option<String>,
+}
+
+/// The ports beside that for HTTP.
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    https: Option<u16>,
+    serf: u16,
+    rpc: u16,
+}
+
+impl Ports {
+    fn free() -> Self {
+        Ports { https: None, serf: free_port(), rpc: free_port() }
+    }
+}
+
+/// The program, which `scripts/build-consul` makes: the one in the cache of dlock, or
+/// `consul` in the path.
+pub fn program() -> Option<PathBuf> {
+    let cached = crate::servers::cache().join("consul-1.20");
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let installed = std::env::split_paths(&paths).map(|path| path.join("consul"));
+    let found = std::iter::once(cached).chain(installed).find(|path| path.exists());
+    crate::servers::found("Consul", found.is_some()).then_some(())?;
+    found
+}
+
+impl ConsulServer {
+    /// Starts a server that keeps its data on disk and accepts sessions of a second or more;
+    /// `None` if Consul is not installed, see [`found`](crate::servers::found).
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn start() -> Option<Self> {
+        Some(Self::prepared(&program()?, ALONE, Ports::free()).launched())
+    }
+
+    /// Starts a server that asks for tokens, and knows one that may do everything.
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn with_token(token: &str) -> Option<Self> {
+        let settings = format!(
+            "{ALONE}acl {{\n  enabled = true\n  default_policy = \"deny\"\n  \
+             tokens {{\n    initial_management = \"{token}\"\n    agent = \"{token}\"\n  }}\n}}\n"
+        );
+        let mut server = Self::prepared(&program()?, &settings, Ports::free());
+        server.token = Some(token.to_owned());
+        Some(server.launched())
+    }
+
+    /// Starts a server that is also reached by TLS, and asks clients for a certificate. The
+    /// files are in [`path`](Self::path): `ca.pem`, `client.pem`, `client-key.pem`.
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn with_tls() -> Option<Self> {
+        let program = program()?;
+        let ports = Ports { https: Some(free_port()), ..Ports::free() };
+        let server = Self::prepared(&program, ALONE, ports);
+        let path = |name: &str| server.path(name);
+        let make = |words: &[&str]| {
+            let mut command = Command::new(&program);
+            let made = command.args(words).current_dir(path("")).output().expect("consul runs");
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        };
+        make(&["tls", "ca", "create"]);
+        make(&["tls", "cert", "create", "-server", "-dc=dc1"]);
+        make(&["tls", "cert", "create", "-client", "-dc=dc1"]);
+        for (made, name) in [
+            ("consul-agent-ca.pem", "ca.pem"),
+            ("dc1-client-consul-0.pem", "client.pem"),
+            ("dc1-client-consul-0-key.pem", "client-key.pem"),
+        ] {
+            std::fs::rename(path(made), path(name)).expect("a certificate");
+        }
+        let settings = format!(
+            "tls {{\n  defaults {{\n    ca_file = \"{}\"\n    cert_file = \"{}\"\n    \
+             key_file = \"{}\"\n  }}\n  https {{ verify_incoming = true }}\n}}\n",
+            path("ca.pem"),
+            path("dc1-server-consul-0.pem"),
+            path("dc1-server-consul-0-key.pem"),
+        );
+        std::fs::write(path("tls.hcl"), settings).expect("the settings");
+        let mut server = server;
+        server.server.command.extend(["-config-file".to_owned(), server.path("tls.hcl")]);
+        Some(server.launched())
+    }
+
+    fn prepared(program: &Path, settings: &str, ports: Ports) -> Self {
+        let mut server = Server::new("consul");
+        let file = server.path("settings.hcl");
+        let https = ports.https.map_or(-1, i32::from);
+        let all = format!(
+            "{COMMON}{settings}ports {{\n  http = {}\n  https = {https}\n  dns = -1\n  grpc = -1\n  \
+             grpc_tls = -1\n  serf_wan = -1\n  serf_lan = {}\n  server = {}\n}}\n",
+            server.port, ports.serf, ports.rpc
+        );
+        std::fs::write(&file, all).expect("the settings");
+        let words = ["agent", "-log-level=warn", "-config-file", &file, "-data-dir"];
+        server.command = vec![program.display().to_string()];
+        server.command.extend(words.map(str::to_owned));
+        server.command.push(server.path("data"));
+        ConsulServer { server, program: program.to_owned(), ports, token: None }
+    }
+
+    fn launched(mut self) -> Self {
+        self.server.launch();
+        self.wait_for_leader();
+        self
+    }
+
+    /// Waits until writes are possible.
+    fn wait_for_leader(&self) {
+        let began = Instant::now();
+        while self.run(&["kv", "put", "ready", "yes"]).is_err() {
+            assert!(began.elapsed() < START, "Consul has no leader");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let _ = self.run(&["kv", "delete", "ready"]);
+    }
+
+    /// The port of the server for HTTP.
+    pub fn port(&self) -> u16 {
+        self.server.port
+    }
+
+    /// The port of the server for HTTP with TLS; zero if it has none.
+    pub fn tls_port(&self) -> u16 {
+        self.ports.https.unwrap_or(0)
+    }
+
+    /// The path of a file of the server.
+    pub fn path(&self, name: &str) -> String {
+        self.server.path(name)
+    }
+
+    /// The URL for tests: sessions of 2 s and no lock-delay.
+    pub fn url(&self) -> String {
+        url(self.port())
+    }
+
+    /// Kills the server with SIGKILL. Its files stay.
+    pub fn kill(&mut self) {
+        self.server.kill();
+    }
+
+    /// Starts the server again with its files, on the same port, and waits until it leads.
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn restart(&mut self) {
+        self.server.kill();
+        self.server.launch();
+        self.wait_for_leader();
+    }
+
+    /// Kills the server and starts it again without its data.
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn restart_empty(&mut self) {
+        self.server.kill();
+        let _ = std::fs::remove_dir_all(self.server.path("data"));
+        self.restart();
+    }
+
+    /// A command of the program `consul`, such as `kv get a`, to this server.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(words)
+            .env("CONSUL_HTTP_ADDR", format!("127.0.0.1:{}", self.port()))
+            .stdin(Stdio::null());
+        if let Some(token) = &self.token {
+            command.env("CONSUL_HTTP_TOKEN", token);
+        }
+        command
+    }
+
+    /// Runs a command of the program `consul`, and answers what it printed.
+    ///
+    /// # Errors
+    /// What it printed as an error.
+    ///
+    /// # Panics
+    /// If it cannot be run.
+    pub fn run(&self, words: &[&str]) -> Result<String, String> {
+        let output = self.command(words).output().expect("consul can be run");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// Sends a request by itself and answers the body: `PUT /v1/session/destroy/..`.
+    ///
+    /// # Panics
+    /// If there is no answer.
+    pub fn http(&self, method: &str, path: &str) -> String {
+        self.try_http(method, path).expect("an answer of Consul")
+    }
+
+    fn try_http(&self, method: &str, path: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port()))?;
+        stream.set_read_timeout(Some(START))?;
+        let token = self.token.as_deref().unwrap_or_default();
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\nHost: consul\r\nX-Consul-Token: {token}\r\nContent-Length: 0\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.trim().to_owned());
+        Ok(body.unwrap_or_default())
+    }
+
+    /// The ids of all sessions.
+    ///
+    /// # Panics
+    /// If the server does not answer.
+    pub fn sessions(&self) -> Vec<String> {
+        let listed: serde_json::Value =
+            serde_json::from_str(&self.http("GET", "/v1/session/list")).expect("a list");
+        let all = listed.as_array().into_iter().flatten();
+        all.filter_map(|session| session["ID"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// Ends all sessions, as an operator would.
+    pub fn destroy_sessions(&self) {
+        for id in self.sessions() {
+            self.http("PUT", &format!("/v1/session/destroy/{id}"));
+        }
+    }
+
+    /// All keys.
+    ///
+    /// # Panics
+    /// If the server does not answer.
+    pub fn keys(&self) -> Vec<String> {
+        let body = self.http("GET", "/v1/kv/?keys");
+        serde_json::from_str(&body).unwrap_or_default()
+    }
+}
+
+/// Three servers, and an agent in front of them that clients use: it lives when a server is
+/// killed.
+#[derive(Debug)]
+pub struct ConsulCluster {
+    /// The servers.
+    pub servers: Vec<ConsulServer>,
+    /// The agent.
+    pub agent: ConsulServer,
+}
+
+impl ConsulCluster {
+    /// Starts a cluster; `None` if Consul is not installed.
+    ///
+    /// # Panics
+    /// If it has no leader within a minute.
+    pub fn start() -> Option<Self> {
+        let program = program()?;
+        let ports: Vec<Ports> = (0..4).map(|_| Ports::free()).collect();
+        let join: Vec<_> =
+            ports[..3].iter().map(|it| format!("\"127.0.0.1:{}\"", it.serf)).collect();
+        let join = format!("retry_join = [{}]\nretry_interval = \"1s\"\n", join.join(", "));
+        let prepared = |number: usize| {
+            let role = match number {
+                3 => "server = false\n",
+                _ => "server = true\nbootstrap_expect = 3\n",
+            };
+            let settings = format!("{role}node_name = \"test-{number}\"\n{join}");
+            ConsulServer::prepared(&program, &settings, ports[number])
+        };
+        let mut servers: Vec<_> = (0..3).map(prepared).collect();
+        servers.iter_mut().for_each(|server| server.server.launch());
+        servers.iter().for_each(ConsulServer::wait_for_leader);
+        let agent = prepared(3).launched();
+        Some(ConsulCluster { servers, agent })
+    }
+
+    /// The number of the leader in [`servers`](Self::servers).
+    ///
+    /// # Panics
+    /// If there is none within a minute.
+    pub fn leader(&self) -> usize {
+        let began = Instant::now();
+        loop {
+            let alive = self.servers.iter().filter(|server| server.is_running());
+            let mut told = alive.filter_map(|server| server.leader_port());
+            let leader = told.find_map(|port| {
+                let leads = |server: &ConsulServer| server.ports.rpc == port && server.is_running();
+                self.servers.iter().position(leads)
+            });
+            if let Some(leader) = leader {
+                return leader;
+            }
+            assert!(began.elapsed() < START, "the cluster has no leader");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Kills a server with SIGKILL.
+    pub fn kill(&mut self, number: usize) {
+        self.servers[number].kill();
+    }
+
+    /// Starts a server again with its files.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn restart(&mut self, number: usize) {
+        self.servers[number].restart();
+    }
+}
+
+impl ConsulServer {
+    fn is_running(&self) -> bool {
+        self.server.is_running()
+    }
+
+    /// The port of the server that this one takes for the leader.
+    fn leader_port(&self) -> Option<u16> {
+        let leader = self.try_http("GET", "/v1/status/leader").ok()?;
+        leader.trim_matches('"').rsplit(':').next()?.parse().ok()
+    }
+}
+
+/// The URL of a server at this port, or of a proxy in front of it, for tests: sessions of
+/// 2 s and no lock-delay.
+pub fn url(port: u16) -> String {
+    format!("consul://127.0.0.1:{port}?ttl=2s&consul.session_ttl_min=1s&consul.lock_delay=0s")
+}

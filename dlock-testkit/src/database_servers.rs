@@ -1,0 +1,478 @@
+//! Real PostgreSQL, PgBouncer and MariaDB servers, started by the tests that need them: in
+//! a temporary directory, on a free loopback port, ended by their own process ids.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to start.
+const START: Duration = Duration::from_secs(60);
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
+
+/// A server process, and how it is started again.
+#[derive(Debug)]
+pub(crate) struct Server {
+    name: &'static str,
+    process: Option<Child>,
+    pub(crate) port: u16,
+    directory: PathBuf,
+    pub(crate) command: Vec<String>,
+}
+
+impl Server {
+    pub(crate) fn new(name: &'static str) -> Self {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let directory = format!("dlock-{name}-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(directory);
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).expect("a directory for the server");
+        Server { name, process: None, port: free_port(), directory, command: Vec::new() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.directory.join(name).to_str().expect("a path").to_owned()
+    }
+
+    /// Starts the process and waits until it accepts connections. After a kill the files
+    /// may be in use for a moment.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub(crate) fn launch(&mut self) {
+        let began = Instant::now();
+        while !self.try_launch() {
+            assert!(
+                began.elapsed() < START,
+                "{} does not start: {}",
+                self.name,
+                std::fs::read_to_string(self.path("log")).unwrap_or_default()
+            );
+            self.kill();
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn try_launch(&mut self) -> bool {
+        let log = std::fs::File::options().create(true).append(true).open(self.path("log"));
+        let log = log.expect("a log file");
+        let process = Command::new(&self.command[0])
+            .args(&self.command[1..])
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("the log file"))
+            .stderr(log)
+            .spawn()
+            .expect("the server can be run");
+        self.process = Some(process);
+        let address = SocketAddr::from(([127, 0, 0, 1], self.port));
+        let began = Instant::now();
+        while TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_err() {
+            let gone = self.process.as_mut().is_some_and(|it| !matches!(it.try_wait(), Ok(None)));
+            if gone || began.elapsed() > START {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        true
+    }
+
+    /// Whether the process was started, and not killed since.
+    pub(crate) fn is_running(&self) -> bool {
+        self.process.is_some()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    fn restart(&mut self) {
+        self.kill();
+        self.launch();
+    }
+
+    /// The process and those that it has started: PostgreSQL has one for each connection.
+    fn processes(&self) -> Vec<u32> {
+        let Some(first) = self.process.as_ref().map(Child::id) else { return Vec::new() };
+        let children = format!("/proc/{first}/task/{first}/children");
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        let children = children.split_whitespace().filter_map(|id| id.parse().ok());
+        std::iter::once(first).chain(children).collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// What the servers have in common.
+macro_rules! server {
+    ($name:ident) => {
+        impl $name {
+            /// Kills the server with SIGKILL. Its files stay.
+            pub fn kill(&mut self) {
+                self.0.kill();
+            }
+
+            /// Kills the server, and starts it again with its files on the same port.
+            ///
+            /// # Panics
+            /// If the server does not start.
+            pub fn restart(&mut self) {
+                self.0.restart();
+            }
+
+            /// Stops the server with SIGSTOP, with all its processes.
+            pub fn pause(&self) {
+                self.0.processes().into_iter().for_each(crate::process::pause);
+            }
+
+            /// Lets a server go on that was paused.
+            pub fn resume(&self) {
+                self.0.processes().into_iter().for_each(crate::process::resume);
+            }
+
+            /// The port of the server.
+            pub fn port(&self) -> u16 {
+                self.0.port
+            }
+
+            /// The directory of the server.
+            pub fn directory(&self) -> &Path {
+                &self.0.directory
+            }
+        }
+    };
+}
+
+/// A PostgreSQL server with the user and database `dlock`, without passwords. It is killed
+/// when this value is dropped.
+#[derive(Debug)]
+pub struct PostgresServer(Server);
+
+server!(PostgresServer);
+
+impl PostgresServer {
+    /// Starts a server; `None` if PostgreSQL is not installed, see
+    /// [`found`](crate::servers::found).
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn start() -> Option<Self> {
+        Self::with(&[])
+    }
+
+    /// Starts a server with more settings, such as `max_connections=10`.
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn with(settings: &[&str]) -> Option<Self> {
+        let programs = postgres_programs();
+        crate::servers::found("PostgreSQL", programs.is_some()).then_some(())?;
+        let programs = programs?;
+        let mut server = Server::new("postgres");
+        give_to(&server.directory, "postgres");
+        let data = server.path("data");
+        let initdb = programs.join("initdb").display().to_string();
+        run(&as_user("postgres", &[&initdb, "-D", &data, "-A", "trust", "-U", "dlock", "-N"]));
+        let (port, sockets) = (server.port.to_string(), server.path(""));
+        let program = programs.join("postgres").display().to_string();
+        let mut command =
+            as_user("postgres", &[&program, "-D", &data, "-p", &port, "-k", &sockets]);
+        for setting in ["listen_addresses=127.0.0.1"].iter().chain(settings) {
+            command.extend(["-c".to_owned(), (*setting).to_owned()]);
+        }
+        server.command = command;
+        server.launch();
+        let server = PostgresServer(server);
+        server.wait_until_ready();
+        server.sql_in("postgres", "CREATE DATABASE dlock");
+        Some(server)
+    }
+
+    pub(crate) fn wait_until_ready(&self) {
+        let began = Instant::now();
+        while self.psql("postgres", "SELECT 1").is_err() {
+            assert!(began.elapsed() < START, "PostgreSQL does not answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Starts a server whose wall clock a test sets with libfaketime; `None` if one of them
+    /// is not installed.
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn with_clock() -> Option<(Self, ServerClock)> {
+        crate::servers::found("libfaketime", Path::new(FAKETIME).exists()).then_some(())?;
+        let mut server = Self::start()?;
+        let clock = ServerClock { file: server.0.directory.join("clock") };
+        clock.set(0);
+        // Set by `env`, since the library must not be loaded before the user is switched.
+        let file = clock.file.display();
+        let variables = [
+            "env".to_owned(),
+            format!("LD_PRELOAD={FAKETIME}"),
+            format!("FAKETIME_TIMESTAMP_FILE={file}"),
+            "FAKETIME_NO_CACHE=1".to_owned(),
+            "FAKETIME_DONT_FAKE_MONOTONIC=1".to_owned(),
+        ];
+        let command = &mut server.0.command;
+        let program = command.iter().position(|word| word == "--").map_or(0, |place| place + 1);
+        command.splice(program..program, variables);
+        server.0.restart();
+        server.wait_until_ready();
+        Some((server, clock))
+    }
+
+    /// The URL of the database.
+    pub fn url(&self) -> String {
+        format!("postgres://dlock@127.0.0.1:{}/dlock", self.0.port)
+    }
+
+    /// Runs SQL as the owner of the server and returns what it prints: one line for each
+    /// row, columns separated by `|`.
+    ///
+    /// # Panics
+    /// If the statement fails.
+    pub fn sql(&self, statement: &str) -> String {
+        self.sql_in("dlock", statement)
+    }
+
+    fn sql_in(&self, database: &str, statement: &str) -> String {
+        self.psql(database, statement).unwrap_or_else(|error| panic!("{statement}: {error}"))
+    }
+
+    fn psql(&self, database: &str, statement: &str) -> Result<String, String> {
+        let port = self.0.port.to_string();
+        let mut psql = Command::new("psql");
+        psql.args(["-h", "127.0.0.1", "-p", &port, "-U", "dlock", "-d", database]).args([
+            "-X",
+            "-q",
+            "-A",
+            "-t",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-c",
+            statement,
+        ]);
+        printed(&mut psql)
+    }
+}
+
+/// The wall clock of a server, which a test sets with libfaketime.
+#[derive(Debug)]
+pub struct ServerClock {
+    file: PathBuf,
+}
+
+impl ServerClock {
+    /// Sets the clock this many seconds ahead of the real time, or behind it.
+    ///
+    /// # Panics
+    /// If the clock cannot be set.
+    pub fn set(&self, seconds: i64) {
+        std::fs::write(&self.file, format!("{seconds:+}")).expect("the clock is set");
+    }
+}
+
+/// A PgBouncer in front of a PostgreSQL server, which pools transactions. It is killed when
+/// this value is dropped.
+#[derive(Debug)]
+pub struct PgBouncer(Server);
+
+server!(PgBouncer);
+
+impl PgBouncer {
+    /// Starts a pooler; `None` if PgBouncer is not installed, see
+    /// [`found`](crate::servers::found).
+    ///
+    /// # Panics
+    /// If the pooler does not start.
+    pub fn start(of: &PostgresServer) -> Option<Self> {
+        let program = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer"];
+        let program = program.into_iter().find(|path| Path::new(path).exists());
+        crate::servers::found("PgBouncer", program.is_some()).then_some(())?;
+        let mut server = Server::new("pgbouncer");
+        let (port, users, ini) = (server.port, server.path("users"), server.path("ini"));
+        std::fs::write(&users, "\"dlock\" \"\"\n").expect("the users");
+        let settings = format!(
+            "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nunix_socket_dir =\nauth_type = any\nauth_file = {users}\n\
+             pool_mode = transaction\nmax_client_conn = 500\ndefault_pool_size = 5\n\
+             ignore_startup_parameters = extra_float_digits\n",
+            of.port()
+        );
+        // Everybody is the same user: `any` needs one.
+        let settings = settings.replace("port=", "user=dlock port=");
+        std::fs::write(&ini, settings).expect("the settings");
+        give_to(&server.directory, "postgres");
+        server.command = as_user("postgres", &[program?, &ini]);
+        server.launch();
+        Some(PgBouncer(server))
+    }
+
+    /// The URL of the database behind the pooler.
+    pub fn url(&self) -> String {
+        format!("postgres://dlock@127.0.0.1:{}/dlock", self.0.port)
+    }
+}
+
+/// A MariaDB server with the database `dlock` and the user `root`, without a password. It
+/// is killed when this value is dropped.
+#[derive(Debug)]
+pub struct MariaDbServer(Server);
+
+server!(MariaDbServer);
+
+impl MariaDbServer {
+    /// Starts a server; `None` if MariaDB is not installed, see
+    /// [`found`](crate::servers::found).
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn start() -> Option<Self> {
+        Self::with(&[])
+    }
+
+    /// Starts a server with more options, such as `--max-connections=10`.
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn with(options: &[&str]) -> Option<Self> {
+        let program = ["/usr/sbin/mariadbd", "/usr/bin/mariadbd"];
+        let program = program.into_iter().find(|path| Path::new(path).exists());
+        crate::servers::found("MariaDB", program.is_some()).then_some(())?;
+        let mut server = Server::new("mariadb");
+        let data = format!("--datadir={}", server.path("data"));
+        // Servers that start at the same time would remove each other's temporary tables.
+        std::fs::create_dir_all(server.path("tmp")).expect("a directory");
+        let tmp = format!("--tmpdir={}", server.path("tmp"));
+        let user = user_option();
+        run(&[
+            "mariadb-install-db".to_owned(),
+            "--no-defaults".to_owned(),
+            data.clone(),
+            tmp.clone(),
+            "--auth-root-authentication-method=normal".to_owned(),
+            "--skip-test-db".to_owned(),
+            user.clone(),
+        ]);
+        let command = [
+            program?.to_owned(),
+            "--no-defaults".to_owned(),
+            user,
+            data,
+            tmp,
+            format!("--port={}", server.port),
+            "--bind-address=127.0.0.1".to_owned(),
+            format!("--socket={}", server.path("s")),
+            format!("--pid-file={}", server.path("p")),
+        ];
+        server.command = command.into_iter().chain(options.iter().map(|it| (*it).into())).collect();
+        server.launch();
+        let server = MariaDbServer(server);
+        server.wait_until_ready();
+        server.sql("CREATE DATABASE IF NOT EXISTS dlock");
+        Some(server)
+    }
+
+    pub(crate) fn wait_until_ready(&self) {
+        let began = Instant::now();
+        while self.mariadb("SELECT 1").is_err() {
+            assert!(began.elapsed() < START, "MariaDB does not answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The URL of the database.
+    pub fn url(&self) -> String {
+        format!("mysql://root@127.0.0.1:{}/dlock", self.0.port)
+    }
+
+    /// Runs SQL as root and returns what it prints: one line for each row, columns
+    /// separated by tabs.
+    ///
+    /// # Panics
+    /// If the statement fails.
+    pub fn sql(&self, statement: &str) -> String {
+        self.mariadb(statement).unwrap_or_else(|error| panic!("{statement}: {error}"))
+    }
+
+    pub(crate) fn mariadb(&self, statement: &str) -> Result<String, String> {
+        let mut mariadb = Command::new("mariadb");
+        mariadb.args(["--no-defaults", "--protocol=tcp", "-h", "127.0.0.1", "-u", "root"]).args([
+            "-P",
+            &self.0.port.to_string(),
+            "-B",
+            "-N",
+            "-e",
+            statement,
+        ]);
+        printed(&mut mariadb)
+    }
+}
+
+/// What a program prints, or why it failed.
+fn printed(program: &mut Command) -> Result<String, String> {
+    let output = program.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+/// Where the programs of the newest PostgreSQL are.
+fn postgres_programs() -> Option<PathBuf> {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
+    let programs = versions.filter_map(|version| Some(version.ok()?.path().join("bin")));
+    programs.filter(|path| path.join("initdb").exists() && path.join("postgres").exists()).max()
+}
+
+/// A command that runs as this user: the servers refuse to run as root.
+fn as_user(user: &str, command: &[&str]) -> Vec<String> {
+    let mut line = Vec::new();
+    if rustix::process::getuid().is_root() {
+        let switch = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"];
+        line.extend(switch.map(str::to_owned));
+    }
+    line.extend(command.iter().map(|&word| word.to_owned()));
+    line
+}
+
+fn give_to(directory: &Path, user: &str) {
+    if rustix::process::getuid().is_root() {
+        let path = directory.to_str().expect("a path");
+        run(&["chown".to_owned(), "-R".to_owned(), user.to_owned(), path.to_owned()]);
+    }
+}
+
+/// MariaDB runs as root only when it is told to.
+fn user_option() -> String {
+    let name = rustix::process::getuid().is_root().then_some("root");
+    format!("--user={}", name.unwrap_or("mysql"))
+}
+
+fn run(command: &[String]) {
+    let output = Command::new(&command[0])
+        .args(&command[1..])
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{}: {error}", command[0]));
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {told}");
+}
+
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
