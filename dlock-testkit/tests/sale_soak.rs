@@ -22,6 +22,8 @@ async fn a_short_soak_sells_exactly_what_there_was() {
         units: 20_000,
         attempts: 90_000,
         segments: 64,
+        servers: 1,
+        homes: 1,
         processes: 3,
         kills: 6,
         server_kills: 0,
@@ -40,12 +42,33 @@ async fn a_kill_at_any_step_loses_no_unit() {
         units: 4_000,
         attempts: 12_000,
         segments: 16,
+        servers: 1,
+        homes: 1,
         processes: 3,
         kills: 48,
         server_kills: 8,
         journal: 1_000_000,
         mix: Mix::Settling,
         seed: 11,
+    })
+    .await;
+}
+
+/// Six homes on three servers, of which one is killed now and then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn homes_sell_exactly_what_there_was() {
+    short(Soak {
+        units: 6_000,
+        attempts: 24_000,
+        segments: 4,
+        servers: 3,
+        homes: 6,
+        processes: 3,
+        kills: 12,
+        server_kills: 4,
+        journal: 1_000_000,
+        mix: Mix::Sale,
+        seed: 5,
     })
     .await;
 }

@@ -1,7 +1,10 @@
-//! Random faults on real processes with a real Redis.
+//! Random faults on real processes with a real Redis or database.
 //!
 //! ```text
-//! dlock-chaos --minutes 60 [--processes 8] [--tasks 16] [--seed N]
+//! dlock-chaos --minutes 60 [--topology single|sentinel|cluster|redlock|postgres|mariadb|sqlite]
+//!             [--processes 8] [--tasks 16] [--seed N] [--faults Cut,KillWorker]
+//!             [--slack 500]
+//! dlock-chaos --list-faults
 //! ```
 //!
 //! Prints one line of JSON; ends with failure on any violation.

@@ -10,7 +10,11 @@
 //! - `release KEY`: the tasks that hold or want the lock release it;
 //! - `cycle TTL_MS TIMES KEY..`: acquires and releases all the keys, again and again;
 //! - `serve KEY TTL_MS TASKS`: tasks that work under the lock, again and again;
-//! - `shutdown GRACE_MS`: shuts the client down and exits.
+//! - `permits KEY TTL_MS TASKS`: the same under one of two permits of a semaphore;
+//! - `shutdown GRACE_MS`: shuts the client down and exits;
+//! - `return`: returns from main at once, with what is held;
+//! - `exit KEY TTL_MS`: acquires the lock with a client of its own, drops guard and client,
+//!   and calls `std::process::exit`.
 //!
 //! It prints events as lines of JSON: `event` is `ready`, `granted`, `lost`, `released`,
 //! `failed`, `done` or `shutdown`; `at` is the time of `dlock_testkit::process::now`.
@@ -49,7 +53,7 @@ async fn main() -> ExitCode {
         }
     });
     emit("ready", json!({ "pid": std::process::id() }));
-    let mut commands = Commands { client, releases: Releases::default() };
+    let mut commands = Commands { url, client, releases: Releases::default() };
     while let Some(line) = input.recv().await {
         let command: Vec<&str> = line.split_whitespace().collect();
         if commands.execute(&command).await {
@@ -79,6 +83,7 @@ fn emit_failure(key: &str, error: &Error) {
 type Releases = Arc<Mutex<HashMap<String, Vec<mpsc::UnboundedSender<()>>>>>;
 
 struct Commands {
+    url: String,
     client: Dlock,
     releases: Releases,
 }
@@ -112,10 +117,25 @@ impl Commands {
                     tokio::spawn(serve(self.client.mutex(*key).ttl(millis(2))));
                 }
             }
+            ["permits", key, ..] => {
+                for _ in 0..number(3).unwrap_or(1) {
+                    let permits = self.client.semaphore(*key, 2).permits(1);
+                    tokio::spawn(serve_permits(permits.ttl(millis(2))));
+                }
+            }
             ["shutdown", ..] => {
                 let left = self.client.shutdown(millis(1)).await;
                 emit("shutdown", json!({ "left": left }));
                 return true;
+            }
+            ["return"] => return true,
+            ["exit", key, ..] => {
+                let client = Dlock::builder().url(&self.url).namespace("test").connect_lazy();
+                if let Ok(client) = client {
+                    drop(client.mutex(*key).ttl(millis(2)).lock().await);
+                    drop(client);
+                }
+                std::process::exit(0);
             }
             _ => emit("failed", json!({ "text": "unknown command" })),
         }
@@ -193,6 +213,22 @@ async fn serve(lock: Lock) {
             }
             Err(error) if error.kind() == ErrorKind::ShuttingDown => return,
             Err(error) => emit_failure("serve", &error),
+        }
+    }
+}
+
+/// The same under one permit.
+async fn serve_permits(permits: dlock::Lock<dlock::Permits>) {
+    loop {
+        match permits.lock().await {
+            Ok(permits) => {
+                let held = (permits, 2);
+                let interval = HeldInterval::begin(&held);
+                let _ = held.0.run(tokio::time::sleep(Duration::from_millis(30))).await;
+                print_records(interval, &held);
+            }
+            Err(error) if error.kind() == ErrorKind::ShuttingDown => return,
+            Err(error) => emit_failure("permits", &error),
         }
     }
 }

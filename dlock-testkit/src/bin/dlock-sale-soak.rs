@@ -5,7 +5,7 @@
 //! cargo run --release -p dlock-testkit --bin dlock-sale-soak -- --units 10000 --attempts 100000
 //! ```
 //!
-//! Options, each with a number: `--units`, `--attempts`, `--segments`,
+//! Options, each with a number: `--units`, `--attempts`, `--segments`, `--servers`, `--homes`,
 //! `--processes`, `--kills`, `--server-kills`, `--journal`, `--seed`. With
 //! `--restock 1` units are delivered too. With `--settling 1` the workers use only the
 //! operations that must not lose a unit when they are killed.
@@ -24,6 +24,8 @@ async fn main() {
         units: 1_000_000,
         attempts: 10_000_000,
         segments: 64,
+        servers: 1,
+        homes: 1,
         processes: 4,
         kills: 40,
         server_kills: 0,
@@ -38,6 +40,8 @@ async fn main() {
             "--units" => wanted.units = value,
             "--attempts" => wanted.attempts = value,
             "--segments" => wanted.segments = u32::try_from(value).unwrap_or_else(|_| usage()),
+            "--servers" => wanted.servers = u32::try_from(value.max(1)).unwrap_or_else(|_| usage()),
+            "--homes" => wanted.homes = u32::try_from(value.max(1)).unwrap_or_else(|_| usage()),
             "--processes" => wanted.processes = value.max(1),
             "--kills" => wanted.kills = value,
             "--server-kills" => wanted.server_kills = value,

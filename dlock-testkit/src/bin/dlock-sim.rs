@@ -7,9 +7,10 @@
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use dlock::machine::Bug;
+use dlock::machine::{Bug, Coverage, Transition};
 use dlock_testkit::sim;
 
 const USAGE: &str = "\
@@ -81,6 +82,7 @@ fn play(command: &Command) -> ExitCode {
     let end = command.from.saturating_add(command.seeds);
     let found = AtomicBool::new(false);
     let totals: [AtomicU64; 5] = Default::default();
+    let coverage = Mutex::new(Coverage::default());
     std::thread::scope(|scope| {
         for _ in 0..command.jobs {
             scope.spawn(|| {
@@ -100,6 +102,9 @@ fn play(command: &Command) -> ExitCode {
                     for (total, count) in totals.iter().zip(counts) {
                         total.fetch_add(count, Ordering::Relaxed);
                     }
+                    let mut covered = coverage.lock().unwrap_or_else(PoisonError::into_inner);
+                    covered.add(&report.coverage);
+                    drop(covered);
                     if let Some(violation) = report.violation {
                         found.store(true, Ordering::Relaxed);
                         println!("seed {seed}: {violation}");
@@ -116,5 +121,9 @@ fn play(command: &Command) -> ExitCode {
          {faults} faults, {messages} messages dropped, late or doubled",
         start.elapsed()
     );
+    let coverage = coverage.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for transition in Transition::ALL {
+        println!("{:>12} {transition:?}", coverage.of(*transition));
+    }
     if found.into_inner() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
