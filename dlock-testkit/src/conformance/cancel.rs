@@ -21,7 +21,6 @@ fn acquires(client: &Dlock, key: &str) -> Vec<(&'static str, Acquiring)> {
     let nested = mutex.clone();
     let mut acquires: Vec<(&'static str, Acquiring)> = vec![
         ("lock", Box::pin(async move { mutex.lock().await.map(drop) })),
-        ("fair", Box::pin(async move { fair.lock().await.map(drop) })),
         ("try_lock", Box::pin(async move { attempt.try_lock().await.map(drop) })),
         ("all_of", Box::pin(async move { both.lock().await.map(drop) })),
         ("all_of try_lock", Box::pin(async move { try_both.try_lock().await.map(drop) })),
@@ -34,6 +33,9 @@ fn acquires(client: &Dlock, key: &str) -> Vec<(&'static str, Acquiring)> {
             }),
         ),
     ];
+    if capabilities.fifo {
+        acquires.push(("fair", Box::pin(async move { fair.lock().await.map(drop) })));
+    }
     if capabilities.shared {
         let lock = client.rwlock(key);
         let (read, write) = (lock.read(), lock.write());
@@ -100,7 +102,7 @@ pub(super) async fn dropped_guards_release(suite: &Suite) {
     let (one, two, key) = (suite.client(), suite.client(), suite.key("dropped"));
     let guard = one.mutex(key.as_str()).lock().await.expect("the lock");
     drop(one); // the guard alone keeps the client alive
-    tokio::time::sleep(super::TTL * 2).await;
+    tokio::time::sleep(suite.ttl() * 2).await;
     assert!(two.mutex(key.as_str()).try_lock().await.expect("an answer").is_none());
     drop(guard);
     eventually("free", async || is_free(&two, &key).await).await;

@@ -7,7 +7,7 @@ use dlock::backend::{AcquireOutcome, Claim, Moment, Notice, Owner, Release, Rene
 use dlock::backend::{Backend, Listener};
 use dlock::{Holder, Key, Mode, ReleaseOutcome};
 
-use super::{Suite, TTL, all, eventually, is_free};
+use super::{Suite, all, eventually, is_free};
 use crate::history::History;
 
 /// Tasks of several processes, with hand-overs inside each: overlap and tokens.
@@ -22,7 +22,8 @@ pub(super) async fn one_holder_at_a_time(suite: &Suite) {
             tasks.push(tokio::spawn(async move {
                 for round in 0..15 {
                     let lock = client.mutex(key.as_str());
-                    let lock = if (process + task + round) % 5 == 0 { lock.fair() } else { lock };
+                    let fair = client.capabilities().fifo && (process + task + round) % 5 == 0;
+                    let lock = if fair { lock.fair() } else { lock };
                     let guard = lock.lock().await.expect("the lock");
                     let entry = history.enter(&guard);
                     tokio::task::yield_now().await;
@@ -93,7 +94,8 @@ pub(super) async fn late_readers_share(suite: &Suite) {
         guards.push(here.lock().await.expect("a reader beside it"));
         guards.push(there.try_lock().await.expect("an answer").expect("a reader elsewhere"));
     }
-    guards.push(here.clone().ttl(TTL * 2).lock().await.expect("a reader with another ttl"));
+    let other_ttl = suite.nearest(suite.ttl() * 2);
+    guards.push(here.clone().ttl(other_ttl).lock().await.expect("a reader with another ttl"));
     drop(guards);
     drop(two.mutex(key.as_str()).lock().await.expect("the writer"));
 }
@@ -193,7 +195,7 @@ pub(super) async fn all_of_releases_on_failure(suite: &Suite) {
     let busy = two.mutex(last.as_str()).lock().await.expect("the lock");
     let both = one.all_of([first.as_str(), last.as_str()]);
     assert!(both.try_lock().await.expect("an answer").is_none());
-    let error = both.clone().wait(Duration::from_millis(30)).lock().await.expect_err("busy");
+    let error = both.clone().wait(Duration::from_millis(300)).lock().await.expect_err("busy");
     assert!(error.kind().is_busy(), "{error}");
     eventually("the first is free", async || is_free(&one, &first).await).await;
     drop(busy);
@@ -208,14 +210,14 @@ impl Listener for NoOpListener {
     fn notice(&self, _: &Key, _: Owner, _: Notice) {}
 }
 
-fn claim(key: &str, owner: u128) -> Claim {
+fn claim(suite: &Suite, key: &str, owner: u128) -> Claim {
     let holder =
         Holder { client: u64::MAX, name: "raw".into(), host: "raw".into(), pid: 1, tags: vec![] };
     Claim {
         key: Key::new(key).expect("a key"),
         owner: Owner::from_bits(owner),
         mode: Mode::Exclusive,
-        ttl: TTL,
+        ttl: suite.ttl(),
         queue: false,
         instead_of: None,
         tokens: 3,
@@ -238,9 +240,9 @@ async fn try_claim(backend: &dyn Backend, claim: &Claim) -> AcquireOutcome {
 
 pub(super) async fn same_owner_same_grant(suite: &Suite) {
     let (backend, _listener) = raw(suite);
-    let claim = claim(&suite.key("owner"), 1);
-    let AcquireOutcome::Granted(first) = try_claim(&*backend, &claim).await else { panic!("busy") };
-    let AcquireOutcome::Granted(again) = try_claim(&*backend, &claim).await else { panic!("busy") };
+    let claim = claim(suite, &suite.key("owner"), 1);
+    let first = try_claim(&*backend, &claim).await.grant().expect("a free key");
+    let again = try_claim(&*backend, &claim).await.grant().expect("its own key");
     assert_eq!(first, again, "a retry after a lost reply is no second grant");
     assert!(first.count >= 3, "a token for each hand-over");
     assert_eq!(
@@ -256,29 +258,53 @@ pub(super) async fn same_owner_same_grant(suite: &Suite) {
 pub(super) async fn a_release_never_touches_a_successor(suite: &Suite) {
     let (backend, _listener) = raw(suite);
     let key = suite.key("successor");
-    let (stale, holder) = (claim(&key, 2), claim(&key, 3));
-    assert!(matches!(try_claim(&*backend, &holder).await, AcquireOutcome::Granted(_)));
+    let (stale, holder) = (claim(suite, &key, 2), claim(suite, &key, 3));
+    assert!(try_claim(&*backend, &holder).await.grant().is_some());
     assert_eq!(
         backend.release(&stale, Release::Now).await.expect("an answer"),
         ReleaseOutcome::AlreadyLost
     );
-    let stale_and_live = [Arc::new(stale.clone()), Arc::new(holder.clone())];
+    let plain = |claim: &Claim| Arc::new(Claim { tokens: 0, ..claim.clone() });
+    let stale_and_live = [plain(&stale), plain(&holder)];
     let renewed = backend.renew(&stale_and_live).await;
     assert!(matches!(renewed[0], Ok(RenewOutcome::Lost)), "one answer each, in order");
-    assert!(matches!(renewed[1], Ok(RenewOutcome::Held { .. })));
+    assert!(matches!(renewed[1], Ok(outcome) if outcome.others_wait().is_some()));
     assert!(matches!(try_claim(&*backend, &stale).await, AcquireOutcome::Busy { .. }));
+    let _ = backend.release(&holder, Release::Now).await.expect("an answer");
+}
+
+pub(super) async fn further_tokens_rise_and_are_remembered(suite: &Suite) {
+    let (backend, _listener) = raw(suite);
+    let key = suite.key("extend");
+    let holder = claim(suite, &key, 2);
+    let first = try_claim(&*backend, &holder).await.grant().expect("a free key");
+    let renewal = [Arc::new(Claim { tokens: 5, ..holder.clone() })];
+    match backend.renew(&renewal).await.remove(0).expect("an answer") {
+        RenewOutcome::Extended(grant) => {
+            assert!(grant.first >= first.first + u64::from(first.count), "{first:?}, {grant:?}");
+            let again = try_claim(&*backend, &holder).await.grant();
+            assert_eq!(again, Some(grant), "who asks again must not get a token twice");
+        }
+        outcome => assert_eq!(outcome.others_wait(), Some(false)),
+    }
+    if backend.capabilities().fifo {
+        let waiter = Claim { queue: true, ..claim(suite, &key, 3) };
+        assert!(try_claim(&*backend, &waiter).await.is_queued());
+        let renewed = backend.renew(&renewal).await.remove(0).expect("an answer");
+        assert_eq!(renewed.others_wait(), Some(true), "somebody waits");
+        let _ = backend.release(&waiter, Release::Now).await.expect("an answer");
+    }
     let _ = backend.release(&holder, Release::Now).await.expect("an answer");
 }
 
 pub(super) async fn a_replaced_lease_is_freed_first(suite: &Suite) {
     let (backend, _listener) = raw(suite);
     let key = suite.key("replace");
-    let old = claim(&key, 4);
-    let new = Claim { instead_of: Some(old.owner), ..claim(&key, 5) };
-    let AcquireOutcome::Granted(first) = try_claim(&*backend, &old).await else { panic!("busy") };
-    let AcquireOutcome::Granted(second) = try_claim(&*backend, &new).await else {
-        panic!("nobody waits, so giving up and asking anew is granted")
-    };
+    let old = claim(suite, &key, 4);
+    let new = Claim { instead_of: Some(old.owner), ..claim(suite, &key, 5) };
+    let first = try_claim(&*backend, &old).await.grant().expect("a free key");
+    let second = try_claim(&*backend, &new).await.grant();
+    let second = second.expect("nobody waits, so giving up and asking anew is granted");
     assert!(second.first > first.first + u64::from(first.count) - 1, "new tokens are higher");
     assert_eq!(
         backend.release(&old, Release::Now).await.expect("an answer"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dlock::{LossReason, Mode, State};
 use tokio::time::timeout;
 
-use super::{LONG_WAIT, SOON, Suite, eventually, is_free, keys_in_use};
+use super::{LONG_WAIT, SOON, Suite, eventually, is_free, keys_in_use, waiters};
 
 pub(super) async fn holders_and_waiters_are_shown(suite: &Suite) {
     let one = suite.client_of(|builder| builder.client_name("worker-1"));
@@ -15,7 +15,7 @@ pub(super) async fn holders_and_waiters_are_shown(suite: &Suite) {
     let lock = two.mutex(key.as_str());
     let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
     let look = async || two.inspect(key.as_str()).await.expect("an inspection");
-    eventually("it waits", async || look().await.waiters.len() == 1).await;
+    eventually("it waits", async || waiters(&two, &key).await == 1).await;
     let state = look().await;
     let held = &state.holders[0];
     assert_eq!(held.holder.name, "worker-1");
@@ -24,8 +24,10 @@ pub(super) async fn holders_and_waiters_are_shown(suite: &Suite) {
     assert_eq!(held.holder.tags, [("order".to_owned(), "7".to_owned())]);
     assert_eq!(held.mode, Mode::Exclusive);
     assert_eq!(held.token, Some(guard.token().get()));
-    assert!(held.expires_in <= super::TTL && held.expires_in > Duration::ZERO);
-    assert_eq!(state.waiters[0].holder.name, "worker-2");
+    assert!(held.expires_in <= suite.ttl() && held.expires_in > Duration::ZERO);
+    if two.capabilities().waiters {
+        assert_eq!(state.waiters[0].holder.name, "worker-2");
+    }
 
     let local = one.local_state();
     assert_eq!(local.held.len(), 1);
@@ -39,11 +41,11 @@ pub(super) async fn holders_and_waiters_are_shown(suite: &Suite) {
 
 pub(super) async fn keys_are_listed(suite: &Suite) {
     let client = suite.client();
-    let prefix = suite.key("list");
+    let (prefix, long) = (suite.key("list"), suite.nearest(Duration::from_secs(60)));
     let mut guards = Vec::new();
     for n in 0..250 {
         let key = format!("{prefix}:{n:03}");
-        guards.push(client.mutex(key).ttl(Duration::from_secs(60)).lock().await.expect("the lock"));
+        guards.push(client.mutex(key).ttl(long).lock().await.expect("the lock"));
     }
     let listed = keys_in_use(&client, &prefix).await;
     let expected: Vec<String> = (0..250).map(|n| format!("{prefix}:{n:03}")).collect();
@@ -53,7 +55,8 @@ pub(super) async fn keys_are_listed(suite: &Suite) {
 }
 
 pub(super) async fn broken_locks_are_told(suite: &Suite) {
-    let one = suite.client_of(|builder| builder.ttl(Duration::from_secs(60)));
+    let long = suite.nearest(Duration::from_secs(60));
+    let one = suite.client_of(|builder| builder.ttl(long));
     let two = suite.client_of(|builder| builder.client_name("operator"));
     let key = suite.key("broken");
     assert_eq!(two.break_lock(key.as_str()).await.expect("an answer"), 0);

@@ -134,7 +134,8 @@ fn compare_all(id: &str, received: &Vec<(String, Value)>, resolved: &Resolved) {
 }
 
 /// Whether an answer agrees with the record. Units may have been given back since, so what
-/// is left of a receipt is not compared, and a sale may be one that was refunded.
+/// is left of a receipt is not compared, and a sale may be one that was refunded. The effect
+/// of a receipt follows its reservation.
 fn agrees(word: &str, value: &Value, resolved: &Resolved) -> bool {
     use Resolved::{
         Cancelled, Confirmed, Expired, Held, NotApplied, RefundDone, Refunded, Restocked, Taken,
@@ -160,7 +161,9 @@ fn agrees(word: &str, value: &Value, resolved: &Resolved) -> bool {
 fn same_effect(receipt: &Receipt, value: &Value) -> bool {
     let (mut receipt, mut value) = (json!(receipt), value.clone());
     for receipt in [&mut receipt, &mut value] {
-        receipt.as_object_mut().expect("a receipt").remove("left");
+        for changes in ["left", "effect"] {
+            receipt.as_object_mut().expect("a receipt").remove(changes);
+        }
     }
     receipt == value
 }

@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 
-use dlock_segment::{Effect, Entry, Inventory, Resolved};
+use dlock_segment::{Effect, Entry, Inventory, JournalCursor, Resolved};
 
-use super::{PER_BUYER, Soak};
+use super::{PER_BUYER, REST, Soak};
 
 /// About how many ids are compared with their records.
 const COMPARED: usize = 200_000;
@@ -20,7 +20,11 @@ struct LastEffect {
 
 #[derive(Debug, Default)]
 struct Ledger {
+    homes: u32,
     available: u64,
+    /// Units between homes. The journals are read one after the other, so it may be below zero
+    /// in between.
+    in_transit: i64,
     reserved: u64,
     sold: u64,
     has: HashMap<String, u64>,
@@ -29,36 +33,50 @@ struct Ledger {
 
 /// Replays the journal. Returns the number of entries; 0 if the first are gone.
 pub(super) async fn replay(sale: &Inventory, soak: Soak) -> u64 {
-    let mut ledger = Ledger { available: soak.units, ..Ledger::default() };
-    let mut last = 0;
+    // The journals of homes are read one after the other: one may sell what another one was
+    // delivered, so only the end is compared.
+    let ahead = if soak.homes > 1 { 1 << 40 } else { 0 };
+    let available = soak.units + ahead;
+    let mut ledger = Ledger { homes: soak.homes, available, ..Ledger::default() };
+    let mut cursor = JournalCursor::default();
+    let mut count = 0;
     loop {
-        let entries = sale.journal(last).await.expect("the journal");
+        let entries = sale.journal(&cursor).await.expect("the journal");
         if entries.is_empty() {
             break;
         }
         for entry in entries {
+            let last = cursor.sequence(entry.home);
             if last == 0 && entry.sequence != 1 {
                 return 0;
             }
             assert_eq!(entry.sequence, last + 1, "no entry is missing or comes twice");
-            last = entry.sequence;
+            cursor.advance(&entry);
+            count += 1;
             ledger.enter(entry);
         }
     }
+    assert_eq!(ledger.in_transit, 0, "what was sent was received");
     let stock = sale.stock().await.expect("the stock");
     assert_eq!(
-        (ledger.available, ledger.reserved, ledger.sold),
+        (ledger.available - ahead, ledger.reserved, ledger.sold),
         (stock.available, stock.reserved, stock.sold),
         "the journal leads to the counts"
     );
     ledger.compare(sale).await;
-    last
+    count
 }
 
 impl Ledger {
     fn enter(&mut self, entry: Entry) {
         let what = format!("{entry:?}");
         let Entry { effect, operation, whose, quantity, .. } = entry;
+        match effect {
+            // A home may sell what it received before its sender's journal is read.
+            Effect::Sent => self.in_transit += quantity as i64,
+            Effect::Received => self.in_transit -= quantity as i64,
+            _ => {}
+        }
         let (from, to) = match effect {
             Effect::Taken => (Some(&mut self.available), Some(&mut self.sold)),
             Effect::Reserved => (Some(&mut self.available), Some(&mut self.reserved)),
@@ -67,7 +85,9 @@ impl Ledger {
                 (Some(&mut self.reserved), Some(&mut self.available))
             }
             Effect::Refunded => (Some(&mut self.sold), Some(&mut self.available)),
+            Effect::RefundedDamaged => (Some(&mut self.sold), None),
             Effect::Restocked => (None, Some(&mut self.available)),
+            Effect::WrittenOff => (Some(&mut self.available), None),
             _ => (None, None),
         };
         if let Some(from) = from {
@@ -77,20 +97,24 @@ impl Ledger {
             *to += quantity;
         }
         let buyer = match effect {
-            Effect::Refunded => {
+            Effect::Refunded | Effect::RefundedDamaged => {
                 let of = whose.as_ref().and_then(|of| self.effects.get(of));
                 of.unwrap_or_else(|| panic!("a refund of nothing: {what}")).buyer.clone()
             }
+            Effect::Sent | Effect::Received => None, // the other home
             _ => whose,
         };
         if let Some(buyer) = &buyer {
             let has = self.has.entry(buyer.clone()).or_default();
             match effect {
                 Effect::Taken | Effect::Reserved => *has += quantity,
-                Effect::Cancelled | Effect::Expired | Effect::Refunded => *has -= quantity,
+                Effect::Cancelled
+                | Effect::Expired
+                | Effect::Refunded
+                | Effect::RefundedDamaged => *has -= quantity,
                 _ => {}
             }
-            assert!(*has <= PER_BUYER, "above the limit: {what}");
+            assert!(*has <= PER_BUYER || buyer == REST, "above the limit: {what}");
         }
         if let Some(id) = operation {
             self.record_effect(id, effect, buyer, &what);
@@ -99,7 +123,15 @@ impl Ledger {
 
     /// Records an effect of an id, and checks that it may follow the one before.
     fn record_effect(&mut self, id: String, effect: Effect, buyer: Option<String>, what: &str) {
-        let before = self.effects.get(&id).map(|last| last.effect);
+        let mut before = self.effects.get(&id).map(|last| last.effect);
+        if self.homes > 1 {
+            // A bare id is settled in all homes; what another home has of it counts.
+            match (before, effect) {
+                (Some(_), Effect::Settled) => return,
+                (Some(Effect::Settled), _) => before = None,
+                _ => {}
+            }
+        }
         let follows = match effect {
             Effect::Confirmed | Effect::Cancelled | Effect::Expired | Effect::Extended => {
                 matches!(before, Some(Effect::Reserved | Effect::Extended))
@@ -131,7 +163,10 @@ fn agrees(last: Effect, resolved: &Resolved) -> bool {
         Resolved::Refunded(_) => matches!(last, Effect::Taken | Effect::Confirmed),
         Resolved::Expired(_) => last == Effect::Expired,
         Resolved::Cancelled(_) => last == Effect::Cancelled,
-        Resolved::RefundDone(_) => last == Effect::Refunded,
+        Resolved::RefundDone(_) => {
+            matches!(last, Effect::Refunded | Effect::RefundedDamaged)
+        }
+        Resolved::WrittenOff(_) => last == Effect::WrittenOff,
         Resolved::Restocked(_) => last == Effect::Restocked,
         Resolved::NotApplied => last == Effect::Settled,
         other => panic!("{other:?}"),

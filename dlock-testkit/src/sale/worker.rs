@@ -31,7 +31,8 @@ pub(super) fn id(worker: u64, attempt: u64) -> String {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
 pub struct WorkerTask {
-    pub port: u16,
+    /// The ports of the servers.
+    pub ports: Vec<u16>,
     pub seed: u64,
     pub mix: Mix,
     pub buyers: u64,
@@ -46,10 +47,11 @@ pub struct WorkerTask {
 impl WorkerTask {
     /// The task as command-line arguments.
     pub(super) fn to_arguments(&self) -> Vec<String> {
-        let WorkerTask { port, seed, mix, buyers, worker, from, until, answers } = self;
+        let WorkerTask { ports, seed, mix, buyers, worker, from, until, answers } = self;
         let mix = *mix as u64;
-        let numbers = [u64::from(*port), *seed, mix, *buyers, *worker, *from, *until];
-        let numbers = numbers.iter().map(u64::to_string);
+        let numbers = [*seed, mix, *buyers, *worker, *from, *until];
+        let ports = ports.iter().map(u16::to_string);
+        let numbers = numbers.iter().map(u64::to_string).chain(ports);
         let answers = answers.display().to_string();
         ["worker".to_owned()].into_iter().chain(numbers).chain([answers]).collect()
     }
@@ -59,10 +61,12 @@ impl WorkerTask {
     pub fn from_arguments(arguments: &[String]) -> Option<Self> {
         let [numbers @ .., answers] = arguments else { return None };
         let numbers: Vec<u64> = numbers.iter().map_while(|number| number.parse().ok()).collect();
-        let [port, seed, mix, buyers, worker, from, until] = numbers[..] else { return None };
+        let [seed, mix, buyers, worker, from, until, ref ports @ ..] = numbers[..] else {
+            return None;
+        };
         let mix = *[Mix::Sale, Mix::Settling, Mix::SellOut].get(mix as usize)?;
-        let (port, answers) = (u16::try_from(port).ok()?, answers.into());
-        Some(WorkerTask { port, seed, mix, buyers, worker, from, until, answers })
+        let ports = ports.iter().map(|port| u16::try_from(*port).ok()).collect::<Option<_>>()?;
+        Some(WorkerTask { ports, seed, mix, buyers, worker, from, until, answers: answers.into() })
     }
 }
 
@@ -71,13 +75,17 @@ impl WorkerTask {
 /// # Panics
 /// If a check fails.
 pub async fn work(task: WorkerTask) {
-    let proxy = Proxy::start(task.port).await;
-    let url = proxy.url();
-    let client = || Dlock::builder().url(&url).call_timeout(Duration::from_secs(2)).connect();
-    let dlock = until_known("a client", async || client().await.map_err(Error::from)).await;
-    let sale = until_known("the sale", || Inventory::open(&dlock, SALE)).await;
+    let (mut proxies, mut clients) = (Vec::new(), Vec::new());
+    for port in &task.ports {
+        let proxy = Proxy::start(*port).await;
+        let url = proxy.url();
+        let client = || Dlock::builder().url(&url).call_timeout(Duration::from_secs(2)).connect();
+        clients.push(until_known("a client", async || client().await.map_err(Error::from)).await);
+        proxies.push(proxy);
+    }
+    let sale = until_known("the sale", || Inventory::open_on(&clients, SALE, None)).await;
     let answers = Arc::new(Answers::append_to(&task.answers));
-    let faults = tokio::spawn(faults(proxy, task.clone()));
+    let faults = tokio::spawn(faults(proxies, task.clone()));
     let chunk = (task.until / PROGRESS_REPORTS).clamp(50, 5_000);
     let mut start = task.from;
     while start < task.until {
@@ -107,11 +115,12 @@ pub async fn work(task: WorkerTask) {
 }
 
 /// Injects network faults until it is aborted.
-async fn faults(proxy: Proxy, task: WorkerTask) {
+async fn faults(proxies: Vec<Proxy>, task: WorkerTask) {
     let often = Duration::from_millis(if task.until < 100_000 { 400 } else { 2_000 });
     let mut random = StdRng::seed_from_u64(task.seed ^ task.from);
     loop {
         tokio::time::sleep(often.mul_f64(random.random_range(0.2..1.8))).await;
+        let proxy = &proxies[random.random_range(0..proxies.len())];
         match random.random_range(0..4) {
             0 => proxy.cut(),
             1 => proxy.once(Once::DuplicateRequest, "EVALSHA"),

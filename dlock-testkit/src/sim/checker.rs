@@ -19,6 +19,12 @@ use super::simulation::TaskRun;
 ///   that is free, nor longer than the waiters before it take. A lock is not lost
 ///   unless something kept it from being renewed, and it is not handed over with
 ///   less than half of its ttl left.
+/// - **Rule 15** Who asks inside a lock that it holds gets its token; two who ask inside
+///   the same lock exclude each other as others do.
+/// - **Rule 16** A process that shuts down admits nobody any more, and when its grace is
+///   over nobody holds a lock.
+/// - **Row 28** Every holder of a broken lock knows it before the delay of the break is
+///   over, and so before somebody else is let in, unless messages were lost or late.
 ///
 /// A server that lost its data cannot know the leases from before: violations are
 /// excused until these have ended, but tokens must rise even then.
@@ -39,6 +45,8 @@ struct KeyHistory {
     top_any: u64,
     /// When the server last lost its data.
     data_loss: Option<DataLoss>,
+    /// Until then holders of a broken lock may not have heard of it.
+    broken_until: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +69,14 @@ pub(super) struct Hold {
     pub(super) mode: Mode,
     pub(super) token: u64,
     order: u64,
+    /// The holder inside whose lock it asked, with the same token.
+    parent: Option<TaskRun>,
+}
+
+impl Hold {
+    fn is_inside(&self, other: &Hold) -> bool {
+        self.parent == Some(other.run)
+    }
 }
 
 impl Checker {
@@ -86,8 +102,9 @@ impl Checker {
     ) {
         let history = &mut self.keys[key];
         history.order += 1;
-        let excused = history.is_excused(now, longest_lease)
-            && history.data_loss.is_some_and(|data_loss| data_loss.hit(token));
+        let excused = (history.is_excused(now, longest_lease)
+            && history.data_loss.is_some_and(|data_loss| data_loss.hit(token)))
+            || now < history.broken_until;
         let rises = match mode {
             Mode::Exclusive => token > history.top_any,
             Mode::Shared => token > history.top_exclusive,
@@ -103,7 +120,7 @@ impl Checker {
             _ => {}
         }
         let order = history.order;
-        history.holds.push(Hold { run, mode, token, order });
+        history.holds.push(Hold { run, mode, token, order, parent: None });
         if !rises && !excused {
             self.violated(|| {
                 format!(
@@ -111,6 +128,42 @@ impl Checker {
                 )
             });
         }
+    }
+
+    /// Records that a task was given the lock inside the lock of another one.
+    pub(super) fn admitted_inside(
+        &mut self,
+        key: usize,
+        run: TaskRun,
+        parent: TaskRun,
+        mode: Mode,
+        token: u64,
+    ) {
+        let history = &mut self.keys[key];
+        let outer = history.holds.iter().find(|hold| hold.run == parent);
+        let order = outer.map_or(history.order, |outer| outer.order);
+        let other = outer.filter(|outer| outer.token != token).map(|outer| outer.token);
+        history.holds.push(Hold { run, mode, token, order, parent: Some(parent) });
+        if let Some(other) = other {
+            self.violated(|| format!("I1: {run:?} has token {token} inside a lock with {other}"));
+        }
+    }
+
+    /// Records that a lock was broken while something may keep its holders from hearing
+    /// of it until then.
+    pub(super) fn broken_unheard(&mut self, key: usize, until: Duration) {
+        self.keys[key].broken_until = until;
+    }
+
+    /// Whether holders of this key may lose it without a word, since the server lost its
+    /// data or they could not hear of a break.
+    pub(super) fn is_excused(&self, key: usize, now: Duration, longest_lease: Duration) -> bool {
+        self.keys[key].is_excused(now, longest_lease) || now < self.keys[key].broken_until
+    }
+
+    /// The holders of a key.
+    pub(super) fn holders(&self, key: usize) -> impl Iterator<Item = TaskRun> {
+        self.keys[key].holds.iter().map(|hold| hold.run)
     }
 
     /// Records that a task released the lock or dropped its ticket.
@@ -152,6 +205,9 @@ impl Checker {
         let Some(hold) = history.holds.iter().find(|hold| hold.run == run).cloned() else {
             return;
         };
+        if hold.parent.is_some() {
+            return; // its writes are those of the outer lock
+        }
         let access = match hold.mode {
             Mode::Exclusive => Access::Exclusive,
             Mode::Shared => Access::Shared,
@@ -161,7 +217,7 @@ impl Checker {
             return self.violated(|| format!("I1: token {} is 2^53 or above", hold.token));
         };
         let accepted = history.fence.pass(access, token) || unfenced;
-        let excused = history.is_excused(now, longest_lease);
+        let excused = history.is_excused(now, longest_lease) || now < history.broken_until;
         let overtaken = access == Access::Exclusive && hold.order < history.last_write;
         if accepted && access == Access::Exclusive {
             history.last_write = history.last_write.max(hold.order);
@@ -179,9 +235,9 @@ impl Checker {
 
     /// Checks the holders of a key at this moment. `held` says whether a holder still
     /// holds the lock by its own machine and clock.
-    pub(super) fn overlap(&mut self, key: usize, held: impl Fn(TaskRun) -> bool) {
+    pub(super) fn overlap(&mut self, key: usize, now: Duration, held: impl Fn(TaskRun) -> bool) {
         let history = &self.keys[key];
-        if history.holds.len() < 2 {
+        if history.holds.len() < 2 || now < history.broken_until {
             return;
         }
         let now: Vec<&Hold> = history.holds.iter().filter(|hold| held(hold.run)).collect();
@@ -204,7 +260,8 @@ impl Checker {
                     (Mode::Exclusive, Mode::Exclusive | Mode::Shared)
                         | (Mode::Shared, Mode::Exclusive)
                 );
-                if exclude && !excuses(one, two) {
+                let nested = one.is_inside(two) || two.is_inside(one);
+                if exclude && !nested && !excuses(one, two) {
                     let (one, two) = ((*one).clone(), (*two).clone());
                     self.violated(|| format!("I1: key {key} is held twice: {one:?} and {two:?}"));
                     return;

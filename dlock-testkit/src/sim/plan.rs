@@ -35,6 +35,12 @@ pub struct Plan {
     pub(super) cancels: u32,
     pub(super) downgrades: u32,
     pub(super) long_holds: u32,
+    /// How many holders ask again inside their lock.
+    pub(super) nested: u32,
+    /// Whether an operator breaks locks, how often before and after the faults, and
+    /// after which delay somebody else is let in.
+    pub(super) breaks: bool,
+    pub(super) break_delay: Duration,
     /// How many of a thousand messages are dropped, late or duplicated.
     pub(super) dropped: u32,
     pub(super) late: u32,
@@ -54,6 +60,9 @@ pub(super) enum Fault {
     PauseProcess { process: usize, lasts: Duration },
     /// The process is killed, as by SIGKILL, and replaced by a new one later.
     KillProcess { process: usize, lasts: Duration },
+    /// The process shuts down: it takes no new requests, after the grace it tells the
+    /// rest that their locks are over, and later it ends and is replaced by a new one.
+    ShutDown { process: usize, grace: Duration, lasts: Duration },
     /// The server stops reading and continues later.
     StopServer { server: usize, lasts: Duration },
     /// The server goes down and comes back, with or without its data.
@@ -65,6 +74,7 @@ impl Fault {
         match self {
             Fault::PauseProcess { lasts, .. }
             | Fault::KillProcess { lasts, .. }
+            | Fault::ShutDown { lasts, .. }
             | Fault::StopServer { lasts, .. }
             | Fault::RestartServer { lasts, .. } => lasts,
         }
@@ -90,6 +100,7 @@ impl Plan {
         let cancels = some(50, 40);
         let downgrades = some(20, 50);
         let long_holds = some(30, 30);
+        let nested = some(30, 40);
         let dropped = some(30, 100);
         let late = some(40, 100);
         let duplicated = some(20, 50);
@@ -115,6 +126,9 @@ impl Plan {
             cancels,
             downgrades,
             long_holds,
+            nested,
+            breaks: random.random_ratio(1, 3),
+            break_delay: Duration::from_millis(random.random_range(10..100)),
             dropped,
             late,
             duplicated,
@@ -129,7 +143,7 @@ impl Plan {
     }
 
     fn plan_faults(&mut self, random: &mut StdRng) {
-        let [pauses, kills, stops, restarts] = [(); 4].map(|()| random.random_ratio(1, 3));
+        let [pauses, kills, stops, restarts, ends] = [(); 5].map(|()| random.random_ratio(1, 3));
         let loses_data = random.random_ratio(1, 3);
         for _ in 0..random.random_range(0..4) {
             let at = self.faulty_for.mul_f64(random.random_range(0.05..0.95));
@@ -138,7 +152,7 @@ impl Plan {
             let short = Duration::from_millis(random.random_range(50..1_500));
             let around_ttl =
                 self.ttl.min(Duration::from_secs(1)).mul_f64(random.random_range(0.3..3.0));
-            let fault = match random.random_range(0..4) {
+            let fault = match random.random_range(0..5) {
                 0 if pauses => Fault::PauseProcess { process, lasts: around_ttl },
                 1 if kills => Fault::KillProcess { process, lasts: short },
                 2 if stops => Fault::StopServer { server, lasts: around_ttl },
@@ -150,6 +164,10 @@ impl Plan {
                     loses_data: true,
                 },
                 3 if restarts => Fault::RestartServer { server, lasts: short, loses_data: false },
+                4 if ends => {
+                    let grace = Duration::from_millis(random.random_range(0..300));
+                    Fault::ShutDown { process, grace, lasts: grace + short }
+                }
                 _ => continue,
             };
             self.faults.push((at, fault));
@@ -157,7 +175,9 @@ impl Plan {
     }
 
     fn plan_end(&mut self) {
-        let kills = self.faults.iter().any(|(_, fault)| matches!(fault, Fault::KillProcess { .. }));
+        let ends =
+            |fault: &Fault| matches!(fault, Fault::KillProcess { .. } | Fault::ShutDown { .. });
+        let kills = self.faults.iter().any(|(_, fault)| ends(fault));
         let leaves_leases = kills || self.allows_late_grants();
         if leaves_leases {
             self.ttl = self.ttl.min(Duration::from_secs(3)); // so that the run sees their end

@@ -6,23 +6,26 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use dlock::backend::memory::lock_table::LockTable;
-use dlock::backend::{Answer, Request};
-use dlock::backend::{Moment, Notice, Owner};
+use dlock::backend::{Moment, Request};
 use dlock::machine::{Action, Actions, CallId, Engine, Limits, Ticket};
 use dlock::machine::{Bug, HandoverLimits, PlantedBug};
-use dlock::{ErrorKind, Key, Mode};
+use dlock::{Key, Mode};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::checker::Checker;
-use super::plan::{Fault, Plan};
+use super::plan::Plan;
 use super::{Options, Report};
 
 mod checks;
+mod drifting_clock;
+mod events;
 mod network;
+mod operators;
 mod tasks;
 
-use self::network::failed;
+use self::drifting_clock::DriftingClock;
+use self::events::{Event, TaskStep};
 
 /// One lock request of a task: the process and its incarnation, the task, and the
 /// number of the request.
@@ -65,6 +68,10 @@ pub(super) struct Simulation {
     /// When a message was last lost or late, or a fault ended.
     last_trouble: Duration,
     active_faults: u32,
+    /// The clients that shut down and owed nothing in the end.
+    shut_down: Vec<u64>,
+    /// How many locks may still be broken once faults are over.
+    calm_breaks: u32,
     wants_log: bool,
     report: Report,
 }
@@ -77,6 +84,7 @@ struct Process {
     client: u64,
     alive: bool,
     paused: bool,
+    shutting_down: bool,
     clock: DriftingClock,
     /// One machine for each server.
     machines: Vec<Engine<usize>>,
@@ -85,27 +93,6 @@ struct Process {
     tasks: Vec<Task>,
     /// The events that wait until the process is resumed.
     deferred: VecDeque<Event>,
-}
-
-#[derive(Clone, Copy)]
-struct DriftingClock {
-    per_mille: i64,
-    offset: Duration,
-}
-
-impl DriftingClock {
-    fn at(self, now: Duration) -> Moment {
-        let nanos = i128::try_from(now.as_nanos()).unwrap_or(0);
-        let local = nanos + nanos * i128::from(self.per_mille) / 1_000;
-        Moment::from_nanos(u64::try_from(local).unwrap_or(0)) + self.offset
-    }
-
-    /// The earliest simulated time at which the clock shows this.
-    fn when(self, shows: Moment) -> Duration {
-        let local = i128::from((shows - self.offset).as_nanos());
-        let nanos = local * 1_000 / i128::from(1_000 + self.per_mille) + 1;
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-    }
 }
 
 struct Server {
@@ -133,62 +120,8 @@ struct Task {
     mode: Mode,
     since: Duration,
     loss_reported: bool,
-}
-
-#[derive(Clone, Debug)]
-enum Event {
-    /// A timer of a machine is due.
-    Tick {
-        process: usize,
-        incarnation: u32,
-        server: usize,
-    },
-    /// A task takes its next step.
-    Task {
-        run: TaskRun,
-        step: TaskStep,
-    },
-    /// A request reaches its server.
-    Request {
-        process: usize,
-        incarnation: u32,
-        server: usize,
-        call: CallId,
-        request: Box<Request>,
-    },
-    /// An answer reaches its process.
-    Answer {
-        process: usize,
-        incarnation: u32,
-        server: usize,
-        call: CallId,
-        answer: Box<Answer>,
-    },
-    /// A call was not answered in time.
-    TimeOut {
-        process: usize,
-        incarnation: u32,
-        server: usize,
-        call: CallId,
-    },
-    /// A notice reaches its process.
-    Notice {
-        client: u64,
-        server: usize,
-        owner: Owner,
-        notice: Notice,
-    },
-    Fault(Fault),
-    FaultEnds(Fault),
-    CheckProgress,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TaskStep {
-    Ask,
-    Cancel,
-    Write,
-    Done,
+    /// The holder inside whose lock it asked.
+    inside: Option<TaskRun>,
 }
 
 impl Simulation {
@@ -226,6 +159,8 @@ impl Simulation {
             clients: 0,
             last_trouble: Duration::ZERO,
             active_faults: 0,
+            shut_down: Vec::new(),
+            calm_breaks: 3,
             wants_log: options.log,
             report: Report::default(),
             random,
@@ -239,6 +174,7 @@ impl Simulation {
         for (at, fault) in simulation.plan.faults.clone() {
             simulation.at(at, Event::Fault(fault));
         }
+        simulation.plan_breaks();
         let first_check = simulation.plan.faulty_for + CHECK_INTERVAL;
         simulation.at(first_check, Event::CheckProgress);
         simulation
@@ -260,6 +196,7 @@ impl Simulation {
         }
         self.now = end;
         self.check_nothing_left();
+        (0..self.processes.len()).for_each(|process| self.count_coverage(process));
         self.report.violation = self.checker.violation.take();
         self.report
     }
@@ -269,16 +206,6 @@ impl Simulation {
             let now = self.now;
             let _ = writeln!(self.report.log, "{now:?} {}", line());
         }
-    }
-
-    fn at(&mut self, at: Duration, event: Event) {
-        self.seq += 1;
-        self.events.push(Reverse((at, self.seq, ())));
-        self.scheduled.insert(self.seq, event);
-    }
-
-    fn after(&mut self, delay: Duration, event: Event) {
-        self.at(self.now + delay, event);
     }
 
     fn chance(&mut self, of_a_hundred: u32) -> bool {
@@ -301,7 +228,11 @@ impl Simulation {
     fn new_process(&mut self, incarnation: u32) -> Process {
         self.clients += 1;
         let limits = Limits {
-            handover: HandoverLimits { count: self.plan.handovers, time: self.plan.handover_time },
+            handover: HandoverLimits {
+                count: self.plan.handovers,
+                time: self.plan.handover_time,
+                extend_after: 2,
+            },
             waiters: 100,
             attempt: Duration::from_secs(1),
         };
@@ -320,17 +251,20 @@ impl Simulation {
             mode: Mode::Exclusive,
             since: Duration::ZERO,
             loss_reported: false,
+            inside: None,
         };
         Process {
             incarnation,
             client: self.clients,
             alive: true,
             paused: false,
+            shutting_down: false,
             clock,
             machines,
             ticks: vec![Duration::MAX; self.plan.servers],
             unanswered: vec![BTreeMap::new(); self.plan.servers],
-            tasks: vec![idle; self.plan.tasks],
+            // Two more for each task, which ask inside its lock.
+            tasks: vec![idle; 3 * self.plan.tasks],
             deferred: VecDeque::new(),
         }
     }
@@ -385,77 +319,6 @@ impl Simulation {
             }
         }
         result
-    }
-
-    fn handle(&mut self, event: Event) {
-        if let Some((process, incarnation)) = self.recipient(&event) {
-            let recipient = &mut self.processes[process];
-            if !recipient.alive
-                || incarnation.is_some_and(|incarnation| incarnation != recipient.incarnation)
-            {
-                return;
-            }
-            if recipient.paused {
-                recipient.deferred.push_back(event);
-                return;
-            }
-        }
-        match event {
-            Event::Tick { process, server, .. } => {
-                if self.processes[process].ticks[server] <= self.now {
-                    self.processes[process].ticks[server] = Duration::MAX;
-                }
-                self.step(process, server, Engine::tick);
-                self.check_server(server);
-            }
-            Event::Task { run, step } => self.task_step(run, step),
-            Event::Request { process, incarnation, server, call, request } => {
-                if self.servers[server].down {
-                    return; // lost with the connection
-                }
-                if self.servers[server].stopped {
-                    let event = Event::Request { process, incarnation, server, call, request };
-                    return self.servers[server].inbox.push_back(event);
-                }
-                self.serve(process, incarnation, server, call, &request);
-            }
-            Event::Answer { process, server, call, answer, .. } => {
-                self.answered(process, server, call, *answer);
-            }
-            Event::TimeOut { process, server, call, .. } => {
-                if let Some(request) = self.processes[process].unanswered[server].get(&call) {
-                    let answer = failed(request, ErrorKind::Unknown);
-                    self.answered(process, server, call, answer);
-                }
-            }
-            Event::Notice { client, server, owner, notice } => {
-                let process = self.processes.iter().position(|process| process.client == client);
-                let Some(process) = process else { return };
-                self.step(process, server, |machine, now, actions| {
-                    machine.notice(now, owner, notice, actions);
-                });
-                self.check_server(server);
-            }
-            Event::Fault(fault) => self.begin(fault),
-            Event::FaultEnds(fault) => self.end(fault),
-            Event::CheckProgress => self.check_progress(),
-        }
-    }
-
-    /// The process that an event is for, and its incarnation if that matters.
-    fn recipient(&self, event: &Event) -> Option<(usize, Option<u32>)> {
-        match event {
-            Event::Tick { process, incarnation, .. }
-            | Event::Answer { process, incarnation, .. }
-            | Event::TimeOut { process, incarnation, .. } => Some((*process, Some(*incarnation))),
-            Event::Task { run, .. } => Some((run.process, Some(run.incarnation))),
-            Event::Notice { client, .. } => {
-                let process =
-                    self.processes.iter().position(|process| process.client == *client)?;
-                Some((process, None))
-            }
-            _ => None,
-        }
     }
 }
 

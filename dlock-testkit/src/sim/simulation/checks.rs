@@ -8,7 +8,7 @@ impl Simulation {
     pub(super) fn check_overlap(&mut self, history: usize) {
         let (processes, now, keys) = (&self.processes, self.now, self.keys.len());
         let servers = self.plan.servers;
-        self.checker.overlap(history, |run| {
+        self.checker.overlap(history, now, |run| {
             let process = &processes[run.process];
             let Some(ticket) = process.tasks[run.task].ticket else { return false };
             let machine = &process.machines[(history % keys) % servers];
@@ -67,7 +67,8 @@ impl Simulation {
                 }
             }
         }
-        let living: Vec<u64> = self.processes.iter().map(|process| process.client).collect();
+        let mut living: Vec<u64> = self.processes.iter().map(|process| process.client).collect();
+        living.extend(&self.shut_down);
         for server in &self.servers {
             let now = server.clock.at(self.now);
             for key in &self.keys {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock::backend::memory::lock_table::{LockTable, SentNotice};
-use dlock::backend::{Answer, Request};
+use dlock::backend::{AcquireOutcome, Answer, Request};
 use dlock::machine::CallId;
 use dlock::{Error, ErrorKind, Operation};
 use rand::RngExt as _;
@@ -40,6 +40,8 @@ impl Simulation {
         if self.is_faulty() && self.random.random_range(0..1000) < self.plan.duplicated {
             self.report.message_faults += 1;
             let again = self.between(Duration::ZERO, self.plan.latest);
+            // An old request that arrives again may say that a waiter asked long ago.
+            self.last_trouble = self.last_trouble.max(self.now + again);
             self.after(again, event);
         }
     }
@@ -78,6 +80,11 @@ impl Simulation {
             }
         };
         self.log(|| format!("  -> {answer:?}"));
+        if let (Request::Acquire(claim), Answer::Acquire(Ok(AcquireOutcome::Granted(_)))) =
+            (request, &answer)
+        {
+            self.break_soon(&claim.key);
+        }
         let answer = Box::new(answer);
         self.deliver(Event::Answer { process, incarnation, server, call, answer });
         for SentNotice { client, owner, notice, .. } in sent {
@@ -115,6 +122,14 @@ impl Simulation {
                 self.checker.remove_all(|run| run.process == process);
                 lasts
             }
+            Fault::ShutDown { process, grace, lasts } => {
+                let it = &self.processes[process];
+                if !it.alive || it.paused || it.shutting_down {
+                    return;
+                }
+                self.shut_down(process, grace);
+                lasts
+            }
             Fault::StopServer { server, lasts } => {
                 self.servers[server].stopped = true;
                 lasts
@@ -150,11 +165,8 @@ impl Simulation {
                     self.after(Duration::ZERO, event);
                 }
             }
-            Fault::KillProcess { process, .. } => {
-                let incarnation = self.processes[process].incarnation + 1;
-                self.processes[process] = self.new_process(incarnation);
-                self.start_tasks(process);
-            }
+            Fault::KillProcess { process, .. } => self.replace_process(process),
+            Fault::ShutDown { process, .. } => self.shutdown_over(process),
             Fault::StopServer { server, .. } => {
                 self.servers[server].stopped = false;
                 for event in std::mem::take(&mut self.servers[server].inbox) {

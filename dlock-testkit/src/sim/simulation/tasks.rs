@@ -19,7 +19,10 @@ impl Simulation {
             return;
         }
         match (step, current.state) {
-            (TaskStep::Ask, TaskState::Idle) => self.ask(run),
+            (TaskStep::Ask, TaskState::Idle) => match self.parent_of(task) {
+                Some(parent) => self.ask_inside(run, parent),
+                None => self.ask(run),
+            },
             (TaskStep::Cancel, TaskState::Waiting) => self.drop_ticket(run),
             (TaskStep::Write, TaskState::Holding) => self.write(run),
             (TaskStep::Done, TaskState::Holding) => self.done(run),
@@ -68,19 +71,34 @@ impl Simulation {
             wait,
             lane: if own { Lane::Separate } else { Lane::Shared },
             max_hold,
-            holder: Arc::new(Holder {
-                client: self.processes[run.process].client,
-                name: format!("p{}", run.process),
-                host: "sim".into(),
-                pid: run.incarnation,
-                tags: Vec::new(),
-            }),
+            holder: self.holder(run),
         };
         if self.chance(self.plan.cancels) {
             let after = self.between(Duration::ZERO, Duration::from_millis(50));
             self.after(after, Event::Task { run, step: TaskStep::Cancel });
         }
-        let now = self.now;
+        self.enqueue(run, key, None, ask);
+    }
+
+    /// What the process of this run calls itself.
+    pub(super) fn holder(&self, run: TaskRun) -> Arc<Holder> {
+        Arc::new(Holder {
+            client: self.processes[run.process].client,
+            name: format!("p{}", run.process),
+            host: "sim".into(),
+            pid: run.incarnation,
+            tags: Vec::new(),
+        })
+    }
+
+    pub(super) fn enqueue(
+        &mut self,
+        run: TaskRun,
+        key: usize,
+        inside: Option<TaskRun>,
+        ask: LockRequest<'_>,
+    ) {
+        let (now, mode) = (self.now, ask.mode);
         let task = &mut self.processes[run.process].tasks[run.task];
         *task = Task {
             state: TaskState::Waiting,
@@ -90,6 +108,7 @@ impl Simulation {
             mode,
             since: now,
             loss_reported: false,
+            inside,
         };
         let server = self.server_of(key);
         let mut enqueued = None;
@@ -174,12 +193,21 @@ impl Simulation {
         let waited = now - task.since;
         task.since = now;
         self.check_wait(run, key, waited);
-        self.checker.admitted(history, run, mode, token, now, lease);
+        let outer = self.processes[run.process].tasks[run.task].inside;
+        match outer {
+            Some(outer) => self.checker.admitted_inside(history, run, outer, mode, token),
+            None => {
+                if self.processes[run.process].shutting_down {
+                    self.checker.violated(|| format!("rule 16: {run:?} was admitted to k{key}"));
+                }
+                self.checker.admitted(history, run, mode, token, now, lease);
+            }
+        }
         if let Some(since) = self.free_since.get_mut(key) {
             *since = None; // it was granted, however free it was at each check
         }
         self.check_overlap(history);
-        if handed_over {
+        if handed_over && outer.is_none() {
             self.check_handover(run, key);
         }
         let hold = if self.is_all_day_holder(run) {
@@ -188,12 +216,17 @@ impl Simulation {
             self.between(Duration::ZERO, self.plan.ttl.min(Duration::from_secs(1)) * 2)
         } else if self.is_faulty() {
             self.between(Duration::ZERO, self.plan.longest_hold)
+        } else if self.plan.breaks && self.chance(5) {
+            self.between(Duration::ZERO, 2 * self.plan.break_delay) // longer than a break
         } else {
             self.between(Duration::ZERO, CALM_HOLD)
         };
         self.after(hold, Event::Task { run, step: TaskStep::Done });
         let half_way = hold.mul_f64(self.random.random_range(0.0..1.0));
         self.after(half_way, Event::Task { run, step: TaskStep::Write });
+        if outer.is_none() && !mode.is_permits() && self.chance(self.plan.nested) {
+            self.start_inside(run, hold);
+        }
     }
 
     fn lease_status(&self, run: TaskRun, key: usize) -> Option<(LeaseStatus, Moment)> {
@@ -254,7 +287,8 @@ impl Simulation {
         let task = self.processes[run.process].tasks[run.task].clone();
         let Some(ticket) = task.ticket else { return };
         let server = self.server_of(task.key);
-        if task.mode == Mode::Exclusive && self.chance(self.plan.downgrades) {
+        let inside = self.parent_of(run.task).is_some();
+        if task.mode == Mode::Exclusive && !inside && self.chance(self.plan.downgrades) {
             self.checker.downgraded(task.key, run, 0); // from now on readers may share the lock
             let token = self.step(run.process, server, |machine, now, actions| {
                 machine.downgrade(now, ticket, actions)
@@ -304,6 +338,9 @@ impl Simulation {
         task.round += 1;
         task.ticket = None;
         let run = TaskRun { round: task.round, ..run };
+        if self.parent_of(run.task).is_some() {
+            return; // the next holder starts it again
+        }
         let pause = self.between(Duration::ZERO, self.plan.longest_pause);
         self.after(pause, Event::Task { run, step: TaskStep::Ask });
     }
