@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dlock::{Dlock, key};
-use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use dlock::{Dlock, ReleaseOutcome, key};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
@@ -114,4 +114,66 @@ async fn metrics_and_traces() {
         assert!(traced.contains(line), "{line} is not in\n{traced}");
     }
     assert!(!counted.contains("secret") && !traced.contains("secret"), "no values of keys");
+}
+
+/// How often a lock of this label was acquired, and after a wait.
+fn acquired(snapshotter: &Snapshotter, label: &str) -> (u64, u64) {
+    let mut counted = (0, 0);
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let (_, key) = key.into_parts();
+        if let (DebugValue::Counter(count), true) =
+            (value, key.labels().any(|its| its.value() == label))
+        {
+            match key.name() {
+                "dlock_acquired_total" => counted.0 += count,
+                "dlock_waited_total" => counted.1 += count,
+                _ => {}
+            }
+        }
+    }
+    counted
+}
+
+/// A round trip is no wait: only those who found the lock with somebody else are counted.
+#[tokio::test]
+async fn only_those_who_waited_are_counted() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _local = metrics::set_default_local_recorder(&recorder);
+    let Some(server) = dlock_testkit::redis::RedisServer::start() else { return };
+    let dlock = Dlock::connect(&server.url()).await.unwrap();
+    let other = Dlock::connect(&server.url()).await.unwrap();
+    let id = 7;
+
+    for _ in 0..20 {
+        let free = dlock.mutex(key!("free:{id}")).lock().await.unwrap();
+        assert_eq!(free.release().await.unwrap(), ReleaseOutcome::Released);
+    }
+    assert_eq!(acquired(&snapshotter, "free:{id}"), (20, 0));
+
+    let readers = dlock.rwlock(key!("read:{id}"));
+    let reader = readers.read();
+    let (a, b) = tokio::join!(reader.lock(), reader.lock());
+    assert!(a.is_ok() && b.is_ok());
+    assert_eq!(acquired(&snapshotter, "read:{id}"), (2, 0), "readers do not exclude each other");
+
+    // Held by another client, and then by another task of this one.
+    let held = other.mutex(key!("there:{id}")).lock().await.unwrap();
+    let there = dlock.mutex(key!("there:{id}"));
+    let (waited, _) = tokio::join!(there.lock(), async {
+        while other.inspect("there:7").await.unwrap().waiters.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+    });
+    assert_eq!(waited.unwrap().release().await.unwrap(), ReleaseOutcome::Released);
+    assert_eq!(acquired(&snapshotter, "there:{id}"), (2, 1), "one of two clients waited");
+
+    let here = dlock.mutex(key!("here:{id}"));
+    let held = here.lock().await.unwrap();
+    let (waited, _) = tokio::join!(here.lock(), async { drop(held) });
+    assert_eq!(waited.unwrap().release().await.unwrap(), ReleaseOutcome::Released);
+    let once = async || drop(here.lock().await.unwrap());
+    tokio::join!(once(), once());
+    assert_eq!(acquired(&snapshotter, "here:{id}"), (4, 2));
 }

@@ -19,6 +19,7 @@ use dlock::backend::{Backend as _, KeyState, Listener};
 use dlock::machine::PlantedBug;
 use dlock::{Holder, Key, Mode};
 use dlock_testkit::redis::RedisServer;
+use dlock_testkit::topology::ClusterServers;
 use futures_util::FutureExt as _;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -32,6 +33,9 @@ const BLOCK: Duration = Duration::from_millis(250);
 const BLOCKS: usize = 4;
 const OPERATIONS: usize = 25;
 const OWNERS: u128 = 8;
+/// A seed that once found a disagreement: after a break, a sweep of ended holders took
+/// their old ends for the new ones, so permits stayed taken.
+const FOUND: u64 = 2_724_348_760;
 
 /// Collects notices in the order of their arrival.
 #[derive(Default)]
@@ -54,12 +58,15 @@ struct Round {
     modes: Vec<Mode>,
     /// The first token of a grant in the model, and of the same grant at the server.
     tokens: Vec<(u64, u64)>,
+    /// Whether all notices of an owner come through one channel, and so in their order.
+    in_order: bool,
 }
 
 impl Round {
-    fn new(server: &RedisServer, seed: u64) -> Self {
+    fn new(url: &str, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
-        let (redis, heard) = (server.backend(), Arc::new(Heard::default()));
+        let redis = Redis::new(url, "test").expect("a URL");
+        let heard = Arc::new(Heard::default());
         let listener: Arc<dyn Listener> = heard.clone();
         redis.open(0, Arc::downgrade(&listener));
         let modes = (0..OWNERS)
@@ -82,6 +89,7 @@ impl Round {
             key: Key::new(format!("agreement:{{{seed}}}%")).expect("a key"),
             modes,
             tokens: Vec::new(),
+            in_order: !url.contains("cluster"),
         }
     }
 
@@ -100,7 +108,7 @@ impl Round {
             ttl: if self.random.random_bool(0.4) { SHORT } else { LONG },
             queue: self.random.random_bool(0.8),
             instead_of: replaces.then(|| Owner::from_bits(other + 1)),
-            tokens: self.random.random_range(1..5),
+            tokens: self.random.random_range(0..5),
             holder: Arc::new(self.holder(format!("owner-{owner}"))),
             sent: Moment::from_nanos(self.random.random()),
         }
@@ -121,9 +129,8 @@ impl Round {
                 }
                 let ours = self.model.renew(self.now, &lease, &mut self.sent);
                 let theirs = self.redis.renew(&[Arc::new(lease)]).await;
-                let theirs: Vec<RenewOutcome> =
-                    theirs.into_iter().map(|it| it.expect("one")).collect();
-                assert_eq!(theirs, [ours]);
+                let theirs = theirs.into_iter().next().expect("one").expect("an answer");
+                self.compare_renewed(ours, theirs);
             }
             14..19 => {
                 let how = match self.random.random_range(0..8) {
@@ -168,7 +175,7 @@ impl Round {
                 }
                 (Request::Renew(lease), Answer::Renew(theirs)) => {
                     let ours = self.model.renew(self.now, lease, &mut self.sent);
-                    assert_eq!(ours, theirs.expect("an answer"));
+                    self.compare_renewed(ours, theirs.expect("an answer"));
                 }
                 (Request::Release(lease, how), Answer::Release(theirs)) => {
                     let ours = self.model.release(self.now, lease, *how, &mut self.sent);
@@ -198,6 +205,15 @@ impl Round {
         }
     }
 
+    fn compare_renewed(&mut self, ours: RenewOutcome, theirs: RenewOutcome) {
+        match (ours, theirs) {
+            (RenewOutcome::Extended(our), RenewOutcome::Extended(their)) => {
+                self.tokens.push((our.first, their.first));
+            }
+            (ours, theirs) => assert_eq!(ours, theirs),
+        }
+    }
+
     /// Of several holders either may name another one.
     fn compare_holders(&self, our: &Option<Arc<Holder>>, their: &Option<Arc<Holder>>) {
         assert_eq!(our.is_some(), their.is_some());
@@ -220,8 +236,14 @@ impl Round {
         assert_eq!(heard.len(), self.sent.len());
         // Who is told first of those whose lock is broken does not matter.
         let mut heard = heard;
-        heard.sort_by_key(|(owner, _)| *owner);
-        self.sent.sort_by_key(|sent| sent.owner);
+        let in_order = self.in_order;
+        let order = |notice: &Notice| match notice {
+            _ if in_order => None,
+            Notice::Granted { sent, .. } => Some(*sent),
+            _ => Some(Moment::NEVER),
+        };
+        heard.sort_by_key(|(owner, notice)| (*owner, order(notice)));
+        self.sent.sort_by_key(|sent| (sent.owner, order(&sent.notice)));
         for (our, (owner, their)) in self.sent.drain(..).zip(heard) {
             assert_eq!(our.owner, owner);
             match (our.notice, their) {
@@ -251,9 +273,20 @@ impl Round {
         self.compare().await;
     }
 
+    /// Connects and subscribes. In a cluster calls that leave together are separate runs,
+    /// and those that wait for a connection would be overtaken by others.
+    async fn connect(&mut self) {
+        self.redis.inspect(&self.key).await.expect("a look");
+        let key = Key::new(format!("other:{}", self.key.as_str())).expect("a key");
+        let claim = Claim { key, instead_of: None, ..self.claim() };
+        self.redis.acquire(&claim).await.expect("an answer");
+        let _ = self.redis.release(&claim, Release::Now).await.expect("an answer");
+    }
+
     /// Whether all blocks could be compared. A disagreement counts only in a
     /// block that was quick.
     async fn run(mut self) -> bool {
+        self.connect().await;
         for block in 0..BLOCKS {
             let began = Instant::now();
             let outcome = AssertUnwindSafe(self.block()).catch_unwind().await;
@@ -292,18 +325,29 @@ fn shape(state: &KeyState) -> Shape<'_> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_scripts_do_what_the_model_does() {
     let Some(server) = RedisServer::start() else { return };
-    let server = Arc::new(server);
+    compare_rounds(&server.url()).await;
+}
+
+/// In a cluster a lock is always a hash.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_scripts_of_a_cluster_do_what_the_model_does() {
+    let Some(cluster) = ClusterServers::with(3, 0, &[]) else { return };
+    compare_rounds(&cluster.url()).await;
+}
+
+async fn compare_rounds(url: &str) {
     let start = std::env::var("DLOCK_TEST_SEED")
         .map_or_else(|_| rand::random::<u32>(), |seed| seed.parse().expect("a whole number"));
     let wanted = std::env::var("DLOCK_TEST_ROUNDS")
         .map_or(80, |rounds| rounds.parse().expect("a whole number"));
+    Round::new(url, FOUND).run().await;
     let (mut compared, mut tried) = (0, 0);
     while compared < wanted {
         assert!(tried < 4 * wanted, "only {compared} of {tried} rounds were quick enough");
         let rounds: Vec<_> = (0..8)
             .map(|n| {
                 let seed = u64::from(start) + tried + n;
-                let round = Round::new(&server, seed);
+                let round = Round::new(url, seed);
                 (seed, tokio::spawn(round.run()))
             })
             .collect();

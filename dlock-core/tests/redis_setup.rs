@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::backend::redis::{Credentials, FENCED_SET, Redis};
-use dlock::{Access, Dlock, ErrorKind, Fence, Token};
+use dlock::backend::redis::{Credentials, FENCED_SET, RedLock, Redis};
+use dlock::{Access, Config, Dlock, ErrorKind, Fence, Token};
 use dlock_testkit::conformance::Suite;
 use dlock_testkit::redis::RedisServer;
 use rand::rngs::StdRng;
@@ -19,7 +19,8 @@ const RIGHTS: &str = include_str!("../../docs/redis.acl");
 async fn works(client: &Dlock) {
     let guard = client.mutex("works").lock().await.expect("the lock");
     let waiting = tokio::spawn({
-        let lock = client.mutex("works").fair();
+        let lock = client.mutex("works");
+        let lock = if client.capabilities().fifo { lock.fair() } else { lock };
         async move { lock.lock().await.map(|guard| guard.token()) }
     });
     let token = guard.token();
@@ -233,6 +234,39 @@ impl Certificates {
     fn path(&self, name: &str) -> String {
         self.directory.path().join(name).display().to_string()
     }
+
+    /// A server with its certificate, and the port for TLS.
+    fn server(&self) -> Option<(RedisServer, String)> {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+        let port = port.expect("a free port").port().to_string();
+        let (ca, served, key) =
+            (self.path("ca.pem"), self.path("server.pem"), self.path("server.key"));
+        let options = ["--tls-port", &port, "--tls-ca-cert-file", &ca, "--tls-cert-file", &served];
+        let server = RedisServer::with(&[&options[..], &["--tls-key-file", &key]].concat())?;
+        Some((server, port))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_by_tls() {
+    let certificates = Certificates::new();
+    let path = |name: &str| certificates.path(name);
+    let (mut servers, mut hosts) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let Some((server, port)) = certificates.server() else { return };
+        servers.push(server);
+        hosts.push(format!("localhost:{port}"));
+    }
+    let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
+    let url = format!("redlocks://{}?tls_ca={ca}&tls_cert={cert}&tls_key={key}", hosts.join(","));
+    let config = Config::from_url(&url).expect("a URL");
+    RedLock::prepare_new_nodes(&config).await.expect("they are new");
+    let client = Dlock::connect(&url).await.expect("a client");
+    works(&client).await;
+    let plain = Dlock::connect(&url.replace("redlocks://", "redlock://")).await;
+    assert!(plain.expect_err("files of TLS").to_string().contains("redlocks://"));
+    servers[0].kill();
+    works(&client).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -240,12 +274,7 @@ async fn tls_with_an_authority_and_a_client_certificate_of_ones_own() {
     let certificates = Certificates::new();
     let path = |name: &str| certificates.path(name);
     let (ca, cert, key) = (path("ca.pem"), path("client.pem"), path("client.key"));
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
-    let port = port.expect("a free port").port().to_string();
-    let (served, its_key) = (path("server.pem"), path("server.key"));
-    let options = ["--tls-port", &port, "--tls-ca-cert-file", &ca, "--tls-cert-file", &served];
-    let options = [&options[..], &["--tls-key-file", &its_key]].concat();
-    let Some(server) = RedisServer::with(&options) else { return };
+    let Some((server, port)) = certificates.server() else { return };
     let url = format!("rediss://localhost:{port}");
     let with = |options: &str| Dlock::connect_lazy(&format!("{url}?{options}"));
     let client = with(&format!("tls_ca={ca}&tls_cert={cert}&tls_key={key}")).expect("a client");

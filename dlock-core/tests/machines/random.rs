@@ -12,10 +12,12 @@ use dlock::machine::{
     Action, Actions, CallId, Engine, Lane, LeaseStatus, Limits, LockRequest, Outcome, Ticket, Wait,
 };
 use dlock::machine::{HandoverLimits, PlantedBug};
-use dlock::{Error, ErrorKind, Holder, Key, Mode, Operation};
+use dlock::{Holder, Key, Mode, Operation};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
+
+use super::process::{holder, unanswered};
 
 struct RandomRun {
     random: StdRng,
@@ -30,10 +32,9 @@ struct RandomRun {
 
 impl RandomRun {
     fn new(seed: u64) -> Self {
-        let handover = HandoverLimits { count: 3, time: Duration::from_millis(50) };
+        let handover =
+            HandoverLimits { count: 3, time: Duration::from_millis(50), extend_after: 2 };
         let limits = Limits { handover, waiters: 6, attempt: Duration::from_secs(1) };
-        let holder =
-            Holder { client: 1, name: "one".into(), host: "here".into(), pid: 1, tags: vec![] };
         RandomRun {
             random: StdRng::seed_from_u64(seed),
             now: Moment::default() + Duration::from_secs(1),
@@ -41,7 +42,7 @@ impl RandomRun {
             queue: LockTable::new(1_000_000, PlantedBug::default()),
             calls: VecDeque::new(),
             tickets: Vec::new(),
-            holder: Arc::new(holder),
+            holder: holder(1),
         }
     }
 
@@ -60,26 +61,25 @@ impl RandomRun {
     fn serve(&mut self, answers: bool) {
         let Some((call, request)) = self.calls.pop_front() else { return };
         let mut sent = Vec::new();
-        let unknown = |operation| Error::new(ErrorKind::Unknown, operation);
         let answer = match request {
             Request::Acquire(claim) => {
                 let attempt = self.queue.acquire(self.now, &claim, &mut sent);
                 Answer::Acquire(if answers {
                     Ok(attempt)
                 } else {
-                    Err(unknown(Operation::Acquire))
+                    Err(unanswered(Operation::Acquire))
                 })
             }
             Request::Renew(claim) => {
                 let renewed = self.queue.renew(self.now, &claim, &mut sent);
-                Answer::Renew(if answers { Ok(renewed) } else { Err(unknown(Operation::Renew)) })
+                Answer::Renew(if answers { Ok(renewed) } else { Err(unanswered(Operation::Renew)) })
             }
             Request::Release(claim, how) => {
                 let released = self.queue.release(self.now, &claim, how, &mut sent);
                 Answer::Release(if answers {
                     Ok(released)
                 } else {
-                    Err(unknown(Operation::Release))
+                    Err(unanswered(Operation::Release))
                 })
             }
         };

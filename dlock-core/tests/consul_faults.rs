@@ -1,0 +1,379 @@
+//! What happens to locks in Consul when something fails: real servers, a proxy that loses
+//! replies, sessions that end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use dlock::{Dlock, ErrorKind, LossReason, ReleaseOutcome, State};
+use dlock_testkit::History;
+use dlock_testkit::conformance::eventually;
+use dlock_testkit::consul::{ConsulCluster, ConsulServer, url};
+use dlock_testkit::holder::{HolderProcess, number};
+use dlock_testkit::proxy::{Once, Proxy, Way};
+use tokio::time::timeout;
+
+/// The ttl of the sessions of [`url`].
+const TTL: Duration = Duration::from_secs(2);
+
+fn client(url: &str) -> Dlock {
+    Dlock::builder().url(url).wait(Duration::from_secs(30)).connect_lazy().expect("a client")
+}
+
+/// All guards of a session know of its end within a second, and the client goes on with
+/// another session.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_is_destroyed_is_told_to_every_guard() {
+    let Some(server) = ConsulServer::start() else { return };
+    let dlock = client(&format!("{}&ttl=20s", server.url()));
+    let mut guards = Vec::new();
+    for n in 0..10 {
+        guards.push(dlock.mutex(format!("told-{n}")).lock().await.expect("the lock"));
+    }
+    let last = guards[9].token();
+    server.destroy_sessions();
+    let destroyed = Instant::now();
+    for guard in &guards {
+        // A renewal would see it after nearly seven seconds.
+        let reason = timeout(Duration::from_secs(4), guard.lost()).await.expect("at once");
+        assert_eq!(reason, LossReason::SessionLost);
+        assert_eq!(guard.state(), State::Lost);
+    }
+    println!("all know it after {:?}", destroyed.elapsed());
+    assert!(destroyed.elapsed() < Duration::from_secs(4), "{:?}", destroyed.elapsed());
+    let again = dlock.mutex("told-9").lock().await.expect("the lock, by a new session");
+    assert!(again.token() > last);
+    for guard in guards {
+        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::AlreadyLost);
+    }
+    assert_eq!(again.state(), State::Held, "no release touches the successor");
+}
+
+/// Who waits when the session ends asks again by the next one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_survives_the_end_of_its_session() {
+    let Some(server) = ConsulServer::start() else { return };
+    let (one, two) = (client(&server.url()), client(&server.url()));
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    let lock = two.mutex("a");
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    eventually("both have a session", async || server.sessions().len() == 2).await;
+    server.destroy_sessions();
+    timeout(Duration::from_secs(10), guard.lost()).await.expect("it is told");
+    let next = timeout(Duration::from_secs(30), waiting).await.expect("in time").expect("the task");
+    assert!(next.expect("the lock").token() > guard.token());
+}
+
+/// The acquire is applied and its reply is lost: the retry is the same claim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_reply_is_no_second_grant() {
+    let Some(server) = ConsulServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let dlock = client(&format!("{}&ttl=20s", url(proxy.port())));
+    drop(dlock.mutex("warm").lock().await.expect("the lock"));
+    eventually("released", async || server.keys().is_empty()).await;
+    for cancelled in [false, true] {
+        proxy.stall(&[Way::ToClient]);
+        let lock = dlock.mutex("lost-reply");
+        let acquiring = tokio::spawn(async move { lock.lock().await });
+        eventually("it is applied", async || server.keys() == ["lost-reply/.lock"]).await;
+        if cancelled {
+            acquiring.abort();
+            let _ = acquiring.await;
+            proxy.cut();
+            proxy.heal();
+        } else {
+            proxy.cut();
+            proxy.heal();
+            let guard = timeout(Duration::from_secs(30), acquiring).await.expect("in time");
+            let guard = guard.expect("the task").expect("the lock, by the retry");
+            assert_eq!(guard.state(), State::Held);
+            assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+        }
+        eventually("nothing is left", async || server.keys().is_empty()).await;
+    }
+}
+
+/// A release whose reply is lost is repeated, and never takes the lock of the next holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_release_does_not_touch_a_successor() {
+    let Some(server) = ConsulServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let one = client(&format!("{}&ttl=20s", url(proxy.port())));
+    let two = client(&format!("{}&ttl=20s", server.url()));
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    proxy.stall(&[Way::ToClient]);
+    drop(guard);
+    let next = two.mutex("a").lock().await.expect("the release was applied");
+    proxy.cut();
+    proxy.heal();
+    // The calls that were under way when the connections were cut may fail; then it goes on.
+    let is_busy = async || matches!(one.mutex("a").try_lock().await, Ok(None));
+    eventually("it answers again, and the lock is taken", is_busy).await;
+    assert_eq!(next.state(), State::Held);
+    assert_eq!(next.release().await.expect("an answer"), ReleaseOutcome::Released);
+}
+
+/// The server is killed and comes back with its data: the lock is uncertain and held again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_comes_back_knows_its_locks() {
+    let Some(mut server) = ConsulServer::start() else { return };
+    let dlock = client(&format!("{}&ttl=15s", server.url()));
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    server.kill();
+    eventually("uncertain", async || guard.state() == State::Uncertain).await;
+    server.restart();
+    eventually("held again", async || guard.state() == State::Held).await;
+    assert!(dlock.mutex("a").try_lock().await.expect("an answer").is_none());
+    let token = guard.token();
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    assert!(dlock.mutex("a").lock().await.expect("the lock").token() > token);
+}
+
+/// The server lost its data: its indexes start again, and so do the queries that wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_its_data_ends_the_session() {
+    let Some(mut server) = ConsulServer::start() else { return };
+    let (one, two) = (client(&server.url()), client(&server.url()));
+    for n in 0..30 {
+        drop(two.mutex(format!("warm-{n}")).lock().await.expect("the lock"));
+    }
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    server.restart_empty();
+    timeout(Duration::from_secs(20), guard.lost()).await.expect("the loss is reported");
+    let next = timeout(Duration::from_secs(30), one.mutex("a").lock()).await.expect("in time");
+    let next = next.expect("the lock");
+    let lock = two.mutex("a");
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    eventually("it waits", async || two.local_state().waiting.len() == 1).await;
+    drop(next);
+    timeout(Duration::from_secs(30), waiting)
+        .await
+        .expect("woken")
+        .expect("the task")
+        .expect("the lock");
+}
+
+/// The session of a holder ends without a release: nobody gets the lock for its lock-delay,
+/// and the error says why.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lock_delay_is_honoured_and_told() {
+    let Some(server) = ConsulServer::start() else { return };
+    let one = client(&format!("{}&consul.lock_delay=3s", server.url()));
+    let two = client(&server.url());
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    let ended = Instant::now();
+    server.destroy_sessions();
+    timeout(Duration::from_secs(10), guard.lost()).await.expect("it is told");
+    assert!(two.mutex("a").try_lock().await.expect("an answer").is_none());
+    let error = two.mutex("a").wait(Duration::from_millis(300)).lock().await.expect_err("delayed");
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("lock-delay"), "{error}");
+    drop(two.mutex("a").lock().await.expect("the lock, after the delay"));
+    let waited = ended.elapsed();
+    let range = Duration::from_secs(3)..Duration::from_secs(14);
+    assert!(range.contains(&waited), "{waited:?}");
+}
+
+/// A release comes before the end of the session, so there is no lock-delay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_causes_no_delay() {
+    let Some(server) = ConsulServer::start() else { return };
+    let one = client(&format!("{}&consul.lock_delay=30s", server.url()));
+    let two = client(&server.url());
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    drop((guard, one));
+    let next = timeout(Duration::from_secs(15), two.mutex("a").lock()).await;
+    drop(next.expect("without a delay").expect("the lock"));
+}
+
+/// Somebody removes the key of a held lock: the guard knows at the next renewal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_key_is_noticed() {
+    let Some(server) = ConsulServer::start() else { return };
+    let dlock = client(&server.url());
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    server.run(&["kv", "delete", "a/.lock"]).expect("removed");
+    let reason = timeout(Duration::from_secs(20), guard.lost()).await.expect("it is told");
+    assert_eq!(reason, LossReason::Forgotten);
+}
+
+/// The holder is paused for longer than its session lasts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_01_a_paused_holder_is_lost_and_its_successor_untouched() {
+    let Some(server) = ConsulServer::start() else { return };
+    let mut paused = HolderProcess::start(&server.url());
+    paused.send(&format!("lock a {}", TTL.as_millis()));
+    let old = number(&paused.wait_for("granted"), "token");
+    paused.process.pause();
+    let next = client(&format!("{}&namespace=test&ttl=20s", server.url()));
+    let guard = next.mutex("a").lock().await.expect("free with the session");
+    assert!(guard.token().get() > old);
+    paused.process.resume();
+    paused.wait_for("lost");
+    paused.send("release a");
+    assert_eq!(paused.wait_for("released")["outcome"], "AlreadyLost");
+    assert_eq!(guard.state(), State::Held);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+}
+
+/// One renewal is not answered: it is made again, and nothing is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_02_a_failed_renewal_is_tried_again() {
+    let Some(server) = ConsulServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let dlock = client(&format!("{}&ttl=9s", url(proxy.port())));
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    proxy.once(Once::LoseReply, "/v1/session/renew/");
+    eventually("the renewal fails", async || proxy.done() == 1).await;
+    let renewed = |before: Duration| guard.valid_for() > before;
+    eventually("it is renewed", async || renewed(Duration::from_secs(7))).await;
+    assert_eq!(guard.state(), State::Held);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+}
+
+/// All connections are half open: they are left, and new ones are made in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_07_half_open_connections_are_left() {
+    let Some(server) = ConsulServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let one = client(&format!("{}&ttl=20s", url(proxy.port())));
+    let two = client(&format!("{}&ttl=20s", server.url()));
+    let other = two.mutex("b").lock().await.expect("the lock");
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    let lock = one.mutex("b");
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    eventually("it waits", async || one.local_state().waiting.len() == 1).await;
+    proxy.freeze();
+    let before = proxy.attempts().len();
+    eventually("it connects again", async || proxy.attempts().len() > before).await;
+    let valid_for = |seconds| guard.valid_for() > Duration::from_secs(seconds);
+    eventually("a renewal fails", async || !valid_for(12)).await;
+    eventually("the session goes on", async || valid_for(15)).await;
+    assert_eq!(guard.state(), State::Held, "it was held all the time");
+    // The query that waits for the other key has left its connection too: it is woken long
+    // before the ten seconds after which a waiter looks by itself.
+    eventually("its query is made again", async || proxy.attempts().len() >= before + 3).await;
+    let released = Instant::now();
+    drop(other);
+    waiting.await.expect("the task").expect("the lock");
+    assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+}
+
+/// A process with a lock and many waiters is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_11_and_23_a_killed_process_holds_nobody_up() {
+    let Some(server) = ConsulServer::start() else { return };
+    let mut killed = HolderProcess::start(&server.url());
+    killed.send(&format!("lock a {} 500", TTL.as_millis()));
+    killed.wait_for("granted");
+    let next = client(&format!("{}&namespace=test", server.url()));
+    killed.process.kill();
+    let began = Instant::now();
+    drop(next.mutex("a").lock().await.expect("the lock"));
+    // Consul ends a session after one to two ttls.
+    assert!(began.elapsed() < TTL * 2 + Duration::from_secs(10), "{:?}", began.elapsed());
+    eventually("nothing is left", async || server.keys().is_empty()).await;
+}
+
+/// The executor of the program is blocked: the session is kept by the client's own thread.
+#[test]
+fn row_12_a_blocked_executor_loses_no_lock() {
+    let Some(server) = ConsulServer::start() else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let dlock = client(&format!("{}&ttl=4s", server.url()));
+        let guard = dlock.mutex("a").lock().await.expect("the lock");
+        std::thread::sleep(Duration::from_secs(9));
+        assert_eq!(guard.state(), State::Held);
+        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    });
+}
+
+/// Somebody waits; the lock becomes free, and the answer to the question for it is lost.
+/// Then nobody wants it any more: it is removed at once, and not when the ttl has passed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_gives_up_in_doubt_leaves_nothing() {
+    let Some(server) = ConsulServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let one = client(&format!("{}&ttl=60s", url(proxy.port())));
+    let two = client(&format!("{}&ttl=60s", server.url()));
+    let guard = two.mutex("a").lock().await.expect("the lock");
+    let lock = one.mutex("a");
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    eventually("it has a session", async || server.sessions().len() == 2).await;
+    eventually("it waits", async || one.local_state().waiting.len() == 1).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    proxy.once(Once::LoseReply, "\"lock\"");
+    drop(guard);
+    eventually("the answer is lost", async || proxy.done() == 1).await;
+    waiting.abort();
+    let _ = waiting.await;
+    let began = Instant::now();
+    eventually("nothing is left", async || server.keys().is_empty()).await;
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+/// A release cannot be made for longer than the ttl, and the session lives on: it is made
+/// when Consul answers again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_is_made_however_late() {
+    let Some(server) = ConsulServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let dlock = client(&format!("{}&ttl=4s", url(proxy.port())));
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    let session = server.sessions();
+    proxy.go_silent();
+    drop(guard);
+    // Somebody else keeps the session alive: it would be over before the release is given up.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(7) {
+        server.http("PUT", &format!("/v1/session/renew/{}", session[0]));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_eq!(server.keys(), ["a/.lock"], "it could not be released");
+    proxy.cut(); // what it held back is not delivered
+    proxy.heal();
+    eventually("it is released", async || server.keys().is_empty()).await;
+    assert_eq!(server.sessions(), session, "by the session that had it");
+}
+
+/// The leader of a cluster is killed under load: the others go on, and nobody overlaps.
+/// `DLOCK_TEST_KILLS=10` kills it ten times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_is_killed_under_load() {
+    let Some(mut cluster) = ConsulCluster::start() else { return };
+    let kills = std::env::var("DLOCK_TEST_KILLS").ok().and_then(|kills| kills.parse().ok());
+    let (history, stop) = (Arc::new(History::default()), Arc::new(AtomicBool::new(false)));
+    let mut tasks = Vec::new();
+    for _ in 0..2 {
+        let dlock = client(&format!("{}&ttl=15s&wait=120s", cluster.agent.url()));
+        for _ in 0..3 {
+            let (lock, history, stop) = (dlock.mutex("hot"), history.clone(), stop.clone());
+            tasks.push(tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let guard = lock.lock().await.expect("the lock");
+                    let entry = history.enter(&guard);
+                    let _ = guard.run(tokio::time::sleep(Duration::from_millis(1))).await;
+                    drop(entry);
+                }
+            }));
+        }
+    }
+    eventually("work", async || history.entries() > 20).await;
+    for _ in 0..kills.unwrap_or(1) {
+        let leader = tokio::task::block_in_place(|| cluster.leader());
+        cluster.kill(leader);
+        let new = tokio::task::block_in_place(|| cluster.leader());
+        let (elected, before) = (Instant::now(), history.entries());
+        eventually("progress", async || history.entries() > before + 5).await;
+        println!("server {new} leads; {:?} later the locks go on", elected.elapsed());
+        tokio::task::block_in_place(|| cluster.restart(leader));
+    }
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.expect("the task");
+    }
+    history.assert_clean();
+}

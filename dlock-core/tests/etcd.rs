@@ -1,0 +1,142 @@
+//! The conformance suite on a real etcd, and tests of what only etcd does.
+
+use std::time::Duration;
+
+use dlock::backend::etcd::Etcd;
+use dlock::{Dlock, ErrorKind, LossReason, State};
+use dlock_testkit::conformance::{Link, Suite, eventually};
+use dlock_testkit::etcd::{EtcdCluster, EtcdServer};
+use dlock_testkit::proxy::Proxy;
+
+/// The ttl of the leases.
+const TTL: Duration = Duration::from_secs(2);
+
+fn backend(url: &str) -> Etcd {
+    Etcd::new(url, "default", TTL).expect("a backend")
+}
+
+fn client(url: &str) -> Dlock {
+    let builder = Dlock::builder().url(url).ttl(TTL).wait(Duration::from_secs(20));
+    builder.connect_lazy().expect("a client")
+}
+
+async fn suite(url: String, port: u16) {
+    let url = format!("{url}/dlock-tests");
+    let cut_off = move || {
+        let proxy = Proxy::opaque(port);
+        let url = format!("etcd://127.0.0.1:{}/dlock-tests", proxy.port());
+        let link: Link =
+            Box::new(move |is_cut| if is_cut { proxy.go_silent() } else { proxy.heal() });
+        (backend(&url), link)
+    };
+    Suite::new(move || backend(&url)).with_link(cut_off).run().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn conformance_on_one_server() {
+    let Some(server) = EtcdServer::start() else { return };
+    suite(server.url(), server.port()).await;
+    // What is left is the record of broken locks, for some minutes.
+    eventually("only records are left", async || server.keys() == server.leases().len()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn conformance_on_a_cluster_of_three() {
+    let Some(cluster) = EtcdCluster::start() else { return };
+    let follower = (cluster.leader() + 1) % 3;
+    suite(cluster.url(), cluster.servers[follower].port()).await;
+}
+
+/// All locks of a client have the ttl of its session.
+#[tokio::test]
+async fn a_longer_ttl_than_the_sessions_is_refused() {
+    let dlock = client("etcd://127.0.0.1:1");
+    let error = dlock.mutex("a").ttl(TTL * 2).lock().await.expect_err("too long");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("lasts 2s"), "{error}");
+    let Some(server) = EtcdServer::start() else { return };
+    let dlock = client(&server.url());
+    drop(dlock.mutex("a").ttl(TTL / 2).lock().await.expect("it is rounded up"));
+}
+
+/// What a release after some time would need is refused before anything is sent.
+#[tokio::test]
+async fn what_etcd_cannot_do_is_refused() {
+    let dlock = client("etcd://127.0.0.1:1");
+    let lock = dlock.mutex("a").hold_at_least(Duration::from_secs(1));
+    let error = lock.lock().await.expect_err("not supported");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    for bad in ["a;permits", ";dlock/x"] {
+        let server = EtcdServer::start();
+        let Some(server) = server else { return };
+        let error = client(&server.url()).mutex(bad).lock().await.expect_err("reserved");
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    }
+}
+
+/// A lock `a` has nothing to do with a lock `a/b`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_do_not_nest() {
+    let Some(server) = EtcdServer::start() else { return };
+    let (one, two) = (client(&server.url()), client(&server.url()));
+    let inner = one.mutex("a/b").lock().await.expect("the lock");
+    let outer = two.mutex("a").try_lock().await.expect("an answer").expect("the lock is free");
+    assert_eq!(two.inspect("a").await.expect("a look").holders.len(), 1);
+    assert!(two.mutex("a/b").try_lock().await.expect("an answer").is_none());
+    // A semaphore of the same name is apart too, and so is its name for a Go program.
+    let permits = two.semaphore("a", 1).permits(1).lock().await.expect("the permit");
+    drop((inner, outer, permits));
+}
+
+/// The lease of a client that goes is revoked, and does not wait for its end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lease_ends_with_the_client() {
+    let Some(server) = EtcdServer::start() else { return };
+    let dlock = client(&server.url());
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    assert_eq!(server.leases().len(), 1);
+    drop(guard);
+    drop(dlock);
+    eventually("no lease is left", async || server.leases().is_empty()).await;
+    let dlock = client(&server.url());
+    drop(dlock.mutex("a").lock().await.expect("the lock"));
+    dlock.shutdown(Duration::from_secs(1)).await;
+    eventually("shutdown ends it too", async || server.leases().is_empty()).await;
+    assert_eq!(server.keys(), 0);
+}
+
+/// Row 18: a lease that is revoked from outside is known to all guards within a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_18_a_revoked_lease_is_told_to_all_guards() {
+    let Some(server) = EtcdServer::start() else { return };
+    // Longer than the test waits: the keep-alive of this lease would tell too late.
+    let builder = Dlock::builder().url(&server.url()).ttl(Duration::from_secs(60));
+    let dlock = builder.connect_lazy().expect("a client");
+    let mut guards = Vec::new();
+    for n in 0..20 {
+        guards.push(dlock.mutex(format!("k{n}")).lock().await.expect("the lock"));
+    }
+    tokio::task::block_in_place(|| server.revoke_leases());
+    for guard in &guards {
+        let reason = tokio::time::timeout(Duration::from_secs(1), guard.lost()).await;
+        assert_eq!(reason.expect("within a second"), LossReason::SessionLost);
+    }
+    drop(guards);
+    drop(dlock.mutex("k0").lock().await.expect("the lock, in a new session"));
+}
+
+/// Row 18: the lease expires while the client cannot hear of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_18_a_lease_that_expires_is_lost_by_its_deadline() {
+    let Some(server) = EtcdServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let dlock = client(&format!("etcd://127.0.0.1:{}", proxy.port()));
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    proxy.go_silent();
+    eventually("expired", async || server.leases().is_empty()).await;
+    assert_eq!(guard.state(), State::Lost, "by its own deadline");
+    proxy.heal();
+    drop(guard);
+    let guard = dlock.mutex("a").lock().await.expect("the lock, in a new session");
+    assert_eq!(guard.state(), State::Held);
+}

@@ -1,0 +1,211 @@
+//! The claims of a process at the backend: from when a lease counts, how it is renewed,
+//! released, broken and asked for again.
+
+use dlock::backend::{Answer, Grant, Notice, Release, RenewOutcome, Request};
+use dlock::machine::LeaseStatus;
+use dlock::{LossReason, Operation, ReleaseOutcome};
+
+use super::process::{Process, at, unanswered};
+
+fn broken() -> Notice {
+    Notice::Lost(LossReason::Broken { by: "an operator".into() })
+}
+
+/// Rule 3: a lease counts from before its request was sent, minus the margin, however
+/// long the answer took.
+#[test]
+fn a_deadline_counts_from_the_sending() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(1_000));
+    let (call, _) = process.acquire();
+    process.granted(at(1_900), call, 10, 5);
+    assert_eq!(process.token(ticket), 10);
+    assert_eq!(process.held_until(at(1_900), ticket), at(1_000 + 3_000 - 60));
+    // A third later it is renewed, counted from that sending.
+    process.tick(at(2_000));
+    let (call, request) = process.call();
+    assert!(matches!(request, Request::Renew(_)));
+    process.answer(at(2_800), call, Answer::Renew(Ok(RenewOutcome::Held { others_wait: false })));
+    assert_eq!(process.held_until(at(2_800), ticket), at(2_000 + 3_000 - 60));
+}
+
+/// A grant that arrives after its ttl is not used.
+#[test]
+fn a_late_grant_is_asked_for_again() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, first) = process.acquire();
+    process.granted(at(2_950), call, 10, 5);
+    assert!(process.waits(ticket));
+    assert!(process.calls.is_empty(), "not at once: the ttl may be shorter than the way");
+    process.tick(at(3_060));
+    let (_, again) = process.acquire();
+    assert_eq!(first.owner, again.owner, "the same claim, so the same grant");
+}
+
+/// Rule 3, row 22: a hand-over counts from the request that its notice names.
+#[test]
+fn a_stalled_handover_is_not_believed() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, claim) = process.acquire();
+    process.queued(at(1), call);
+    let grant = Grant { first: 50, count: 5 };
+    let stale = Notice::Granted { grant, sent: claim.sent };
+    process.step(|machine, actions| machine.notice(at(2_950), claim.owner, stale, actions));
+    assert!(process.waits(ticket), "its three seconds were over");
+    let (call, _) = process.acquire();
+    process.queued(at(2_960), call);
+    let fresh = Notice::Granted { grant, sent: at(2_950) };
+    process.step(|machine, actions| machine.notice(at(3_000), claim.owner, fresh, actions));
+    assert_eq!(process.token(ticket), 50);
+    assert_eq!(process.held_until(at(3_000), ticket), at(2_950 + 3_000 - 60));
+    assert!(matches!(process.call().1, Request::Renew(_)), "and confirmed at once");
+}
+
+/// Rule 6, row 21: no release while the acquire is unanswered.
+#[test]
+fn a_release_does_not_overtake_its_acquire() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, claim) = process.acquire();
+    process.forget(at(5), ticket);
+    assert!(process.calls.is_empty(), "nothing is sent yet");
+    process.granted(at(20), call, 10, 5);
+    let (call, request) = process.call();
+    let Request::Release(released, Release::Now) = request else { panic!("{request:?}") };
+    assert_eq!(released.owner, claim.owner);
+    process.answer(at(21), call, Answer::Release(Ok(ReleaseOutcome::Released)));
+    assert!(process.machine.is_idle());
+}
+
+/// Rule 6: an acquire that was never answered may still arrive, so the release
+/// is repeated until it cannot.
+#[test]
+fn a_doubtful_acquire_is_released_twice() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, _) = process.acquire();
+    process.forget(at(5), ticket);
+    process.answer(at(500), call, Answer::Acquire(Err(unanswered(Operation::Acquire))));
+    let (call, _) = process.call();
+    process.answer(at(510), call, Answer::Release(Ok(ReleaseOutcome::AlreadyLost)));
+    assert!(!process.machine.is_idle(), "the acquire may come yet");
+    process.tick(at(1_400));
+    assert!(process.calls.is_empty());
+    process.tick(at(1_520));
+    let (call, request) = process.call();
+    assert!(matches!(request, Request::Release(..)));
+    process.answer(at(1_530), call, Answer::Release(Ok(ReleaseOutcome::Released)));
+    assert!(process.machine.is_idle());
+}
+
+/// Row 2: a failed renewal is repeated until the deadline. The lock is held again when
+/// it succeeds, and lost at the deadline when it does not.
+#[test]
+fn renewals_are_tried_until_the_deadline() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, _) = process.acquire();
+    process.granted(at(1), call, 10, 5);
+    let mut now = 1_000;
+    let mut tries = 0;
+    while process.lost.is_empty() {
+        process.tick(at(now));
+        for (call, request) in std::mem::take(&mut process.calls) {
+            if let Request::Renew(_) = request {
+                tries += 1;
+                process.answer(at(now), call, Answer::Renew(Err(unanswered(Operation::Renew))));
+                assert!(matches!(
+                    process.machine.status(at(now), ticket),
+                    LeaseStatus::Held { certain: false, .. }
+                ));
+            }
+        }
+        now += 10;
+    }
+    assert_eq!(process.lost, [LossReason::Deadline]);
+    assert!((2_940..=2_960).contains(&now), "lost at {now}");
+    assert!((5..20).contains(&tries), "{tries} tries: neither given up nor a busy loop");
+    assert_eq!(process.machine.status(at(now), ticket), LeaseStatus::Lost(LossReason::Deadline));
+}
+
+/// Row 28: the notice of a break may overtake the grant that it is about, whether that
+/// comes as an answer or as a notice. Such a grant is void.
+#[test]
+fn an_early_break_voids_its_grant() {
+    for by_notice in [false, true] {
+        let mut process = Process::new();
+        let ticket = process.enqueue(at(0));
+        let (call, claim) = process.acquire();
+        if by_notice {
+            process.queued(at(1), call);
+        }
+        process.notice(at(2), claim.owner, broken());
+        if by_notice {
+            let grant = Grant { first: 10, count: 5 };
+            process.notice(at(3), claim.owner, Notice::Granted { grant, sent: claim.sent });
+        } else {
+            process.granted(at(3), call, 10, 5);
+            process.tick(at(500));
+        }
+        assert!(process.waits(ticket), "it was taken away before");
+        let (call, again) = process.acquire();
+        assert_eq!(again.owner, claim.owner);
+        process.granted(at(501), call, 20, 5);
+        assert_eq!(process.token(ticket), 20, "the next grant counts");
+    }
+}
+
+/// Rule 6, row 28: a lock is broken while an acquire of its owner is on its way. If that
+/// one is granted, it is released.
+#[test]
+fn a_break_leaves_no_ghost_of_a_late_acquire() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, claim) = process.acquire();
+    process.queued(at(1), call);
+    process.tick(at(1_000));
+    let (call, _) = process.acquire();
+    let grant = Grant { first: 10, count: 5 };
+    process.notice(at(1_001), claim.owner, Notice::Granted { grant, sent: at(1_000) });
+    assert_eq!(process.token(ticket), 10);
+    process.notice(at(1_002), claim.owner, broken());
+    assert!(matches!(process.machine.status(at(1_002), ticket), LeaseStatus::Lost(_)));
+    process.granted(at(1_003), call, 20, 5);
+    assert!(
+        matches!(process.call().1, Request::Release(released, _) if released.owner == claim.owner)
+    );
+}
+
+/// After a failover a lease is renewed at once, not a third of its ttl later, and a waiter
+/// asks again.
+#[test]
+fn a_store_that_was_found_again_is_asked_at_once() {
+    let mut process = Process::new();
+    let holding = process.enqueue(at(0));
+    let (call, _) = process.acquire();
+    process.granted(at(0), call, 1, 4);
+    process.step(|machine, actions| machine.ask_again(at(10), actions));
+    let (call, renewal) = process.call();
+    assert!(matches!(renewal, Request::Renew(_)), "{renewal:?}");
+    process.step(|machine, actions| machine.ask_again(at(11), actions));
+    assert!(process.calls.is_empty(), "it is asked already");
+    // That answer may come from before, so it is asked once more.
+    process.answer(at(12), call, Answer::Renew(Ok(RenewOutcome::Held { others_wait: false })));
+    process.tick(at(12));
+    let (call, renewal) = process.call();
+    assert!(matches!(renewal, Request::Renew(_)), "{renewal:?}");
+    process.answer(at(13), call, Answer::Renew(Ok(RenewOutcome::Lost)));
+    assert_eq!(process.lost, [LossReason::Forgotten]);
+    let now = at(13);
+    assert!(matches!(process.machine.status(now, holding), LeaseStatus::Lost(_)));
+
+    let mut process = Process::new();
+    process.enqueue(at(0));
+    let (call, first) = process.acquire();
+    process.queued(at(1), call);
+    process.step(|machine, actions| machine.ask_again(at(10), actions));
+    let (_, again) = process.acquire();
+    assert_eq!(again.owner, first.owner, "its place in the queue is kept if there is one");
+}

@@ -1,0 +1,414 @@
+//! Locks in a Redis Cluster: conformance, failovers, slots that move, and errors that say
+//! what to change.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dlock::backend::redis::Redis;
+use dlock::backend::{Cursor, ServerRole};
+use dlock::{Dlock, ErrorKind, LossReason, ReleaseOutcome, State};
+use dlock_testkit::conformance::{Suite, eventually};
+use dlock_testkit::failover::{AFTER_PROMOTION, Load};
+use dlock_testkit::process::now;
+use dlock_testkit::redis::{RedisServer, client};
+use dlock_testkit::topology::{ClusterServers, block_replication};
+
+/// A number from the environment, for longer runs.
+fn setting(name: &str, usual: u64) -> u64 {
+    std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(usual)
+}
+
+const TTL: Duration = Duration::from_secs(5);
+
+fn patient(url: &str) -> Dlock {
+    let builder = client(url).ttl(TTL).wait(Duration::from_secs(30));
+    builder.connect_lazy().expect("a client")
+}
+
+/// A cluster in which a busy machine is no reason for a failover.
+fn without_failovers() -> Option<ClusterServers> {
+    let options = ["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000"];
+    ClusterServers::with(3, 1, &options)
+}
+
+/// Runs what blocks the thread beside the tasks of the test.
+fn blocking<T>(what: impl FnOnce() -> T) -> T {
+    tokio::task::block_in_place(what)
+}
+
+/// The slot of a lock in the namespace of the tests.
+fn slot_of(cluster: &ClusterServers, key: &str) -> u16 {
+    blocking(|| cluster.slot_of(&format!("{{test:{key}}}")))
+}
+
+/// A key whose lock is at this node.
+fn key_at(cluster: &ClusterServers, node: usize) -> String {
+    keys_at(cluster, node, 1).remove(0)
+}
+
+/// Keys whose locks are at this node.
+fn keys_at(cluster: &ClusterServers, node: usize, count: usize) -> Vec<String> {
+    let keys = (0..1_000).map(|n| format!("key-{n}"));
+    let there = keys.filter(|key| {
+        let slot = slot_of(cluster, key);
+        blocking(|| cluster.primary_of(slot)) == node
+    });
+    there.take(count).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn conformance_with_the_least_rights() {
+    let Some(cluster) = without_failovers() else { return };
+    let cluster = Arc::new(cluster);
+    let rights =
+        [include_str!("../../docs/redis.acl"), include_str!("../../docs/redis-cluster.acl")];
+    let lines = rights.iter().flat_map(|it| it.lines()).filter(|line| !line.starts_with('#'));
+    let rights: Vec<&str> = lines.flat_map(str::split_whitespace).collect();
+    for node in &cluster.nodes {
+        let command = [&["ACL", "SETUSER", "dlock", "reset", "on", ">secret"], &rights[..]];
+        assert_eq!(blocking(|| node.cli(&command.concat())), "OK");
+        blocking(|| node.cli(&["ACL", "SETUSER", "dlock", "+client|setinfo"])); // from 7.2 on
+        // From 7.0 on; without them hand-overs are broadcast.
+        let sharded = ["ACL", "SETUSER", "dlock", "+spublish", "+ssubscribe", "+sunsubscribe"];
+        blocking(|| node.cli(&sharded));
+    }
+    let url = cluster.url().replace("://", "://dlock:secret@");
+    Suite::new(move || Redis::new(&url, "test").expect("a URL")).run().await;
+    for node in &cluster.nodes[..3] {
+        eventually("nothing is left", async || {
+            let keys = blocking(|| node.cli(&["--scan"]));
+            !keys.lines().any(|key| !key.is_empty() && !key.ends_with("}:b"))
+        })
+        .await;
+        let denied = blocking(|| node.cli(&["ACL", "LOG"]));
+        assert!(!denied.contains("dlock"), "{denied}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_are_spread_over_the_primaries_and_listed() {
+    let Some(cluster) = without_failovers() else { return };
+    let client = patient(&cluster.url());
+    let mut guards = Vec::new();
+    for n in 0..60 {
+        guards.push(client.mutex(format!("order:{n}")).lock().await.expect("the lock"));
+    }
+    for node in &cluster.nodes[..3] {
+        assert_ne!(blocking(|| node.cli(&["DBSIZE"])), "0");
+    }
+    let mut keys = Vec::new();
+    let mut cursor = Some(Cursor::default());
+    while let Some(from) = cursor {
+        let page = client.list("order:", from).await.expect("a page");
+        keys.extend(page.keys.iter().map(|key| key.as_str().to_owned()));
+        cursor = page.next;
+    }
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), 60);
+    assert!(client.health().await.is_ok());
+    let servers = client.servers().await.expect("the servers");
+    let count = |role| servers.iter().filter(|it| it.role == role).count();
+    assert_eq!((count(ServerRole::Primary), count(ServerRole::Replica)), (3, 3), "{servers:?}");
+    assert!(servers.iter().all(|it| it.note.is_none()), "{servers:?}");
+    for guard in guards {
+        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    }
+}
+
+/// A slot is held half-way while its locks are held and wanted: nobody notices.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_half_way_changes_nothing() {
+    let Some(cluster) = without_failovers() else { return };
+    let (one, two) = (patient(&cluster.url()), patient(&cluster.url()));
+    let key = "a";
+    let slot = slot_of(&cluster, key);
+    let from = blocking(|| cluster.primary_of(slot));
+    let to = (from + 1) % 3;
+    // Held before, and the key is still at the old node; and wanted.
+    let held = one.mutex(key).lock().await.expect("the lock");
+    let moving = blocking(|| cluster.begin_move(slot, to));
+    let waiting = tokio::spawn({
+        let lock = two.mutex(key).wait_unlimited();
+        async move { lock.lock().await }
+    });
+    let began = Instant::now();
+    let long = Duration::from_secs(setting("DLOCK_TEST_HALF_WAY_SECONDS", 6));
+    let mut cycles = 0;
+    while began.elapsed() < long {
+        // A semaphore of that slot does not exist yet: it is made at the new node.
+        let permit = two.semaphore(key, 2).permits(1).lock().await.expect("a permit");
+        assert_eq!(permit.release().await.expect("an answer"), ReleaseOutcome::Released);
+        let state = one.inspect(key).await.expect("an inspection");
+        assert_eq!((state.holders.len(), state.waiters.len()), (1, 1), "{state:?}");
+        assert_eq!(held.state(), State::Held);
+        cycles += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(cycles > 10 && !waiting.is_finished());
+    blocking(|| moving.move_keys(usize::MAX));
+    assert_eq!(one.inspect(key).await.expect("an inspection").holders.len(), 1);
+    let token = held.token();
+    assert_eq!(held.release().await.expect("an answer"), ReleaseOutcome::Released);
+    let successor = waiting.await.expect("the task").expect("the lock");
+    assert!(successor.token() > token);
+    blocking(|| moving.finish());
+    assert_eq!(successor.release().await.expect("an answer"), ReleaseOutcome::Released);
+    let broken = one.mutex(key).lock().await.expect("the lock");
+    assert_eq!(two.break_lock(key).await.expect("an answer"), 1);
+    assert!(matches!(broken.lost().await, LossReason::Broken { .. }));
+}
+
+/// Slots move to and fro under load: no error reaches a caller, nothing is held twice.
+/// With `DLOCK_TEST_RESHARD_SLOTS=1000 DLOCK_TEST_RESHARD_SECONDS=120` it is a soak.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn slots_move_under_load() {
+    let Some(cluster) = without_failovers() else { return };
+    let clients: Vec<_> = (0..2).map(|_| patient(&cluster.url())).collect();
+    let count = setting("DLOCK_TEST_RESHARD_SLOTS", 20);
+    let keys = usize::try_from(count.min(200)).expect("a number");
+    let load = Load::start(&clients, 30, keys);
+    load.keys_granted_since(now()).await;
+    let mut slots: Vec<u16> = (0..keys).map(|n| slot_of(&cluster, &format!("load:{n}"))).collect();
+    // Slots without keys move as well.
+    slots.extend((0..u16::try_from(count).expect("a number")).skip(keys));
+    slots.sort_unstable();
+    slots.dedup();
+    let long = Duration::from_secs(setting("DLOCK_TEST_RESHARD_SECONDS", 10));
+    let (began, mut moved) = (Instant::now(), 0);
+    while began.elapsed() < long {
+        blocking(|| cluster.move_slots(&slots));
+        moved += slots.len();
+    }
+    let report = load.stop().await;
+    println!("{moved} slots moved, {} locks held", report.checked);
+    assert_eq!(report.violations, Vec::<String>::new());
+    assert_eq!(report.errors, Vec::<String>::new());
+    assert!(moved > 20 && report.checked > 500, "{moved} {}", report.checked);
+}
+
+/// 200 tasks on 50 keys, and a primary is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn row_03_a_primary_is_killed_under_load() {
+    let Some(mut cluster) = ClusterServers::start() else { return };
+    let clients: Vec<_> = (0..4).map(|_| patient(&cluster.url())).collect();
+    let load = Load::start(&clients, 50, 50).watching(&cluster);
+    for round in 0..setting("DLOCK_TEST_FAILOVERS", 2) {
+        load.keys_granted_since(now()).await;
+        let slot = slot_of(&cluster, "load:0");
+        let killed = blocking(|| cluster.primary_of(slot));
+        let from = now();
+        blocking(|| cluster.nodes[killed].kill());
+        blocking(|| cluster.await_failover(slot, killed));
+        let promoted = now();
+        load.recovers(round, from, promoted, TTL).await;
+        blocking(|| cluster.nodes[killed].restart());
+        blocking(|| cluster.settle());
+    }
+    let report = load.stop().await;
+    println!("{} locks held, {} overlaps", report.checked, report.excused);
+    assert_eq!(report.violations, Vec::<String>::new());
+    assert_eq!(report.errors, Vec::<String>::new());
+    assert!(report.checked > 1_000, "{}", report.checked);
+}
+
+/// A lease that the promoted replica does not know is lost within a second; leases at
+/// other nodes are held on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_renewed_or_lost_within_a_second() {
+    let Some(mut cluster) = ClusterServers::start() else { return };
+    let client = patient(&cluster.url());
+    let (here, there) = (key_at(&cluster, 0), key_at(&cluster, 1));
+    let released = keys_at(&cluster, 0, 2).remove(1);
+    let slot = slot_of(&cluster, &here);
+    let ttl = Duration::from_secs(30);
+    let other = client.mutex(there.as_str()).ttl(ttl).lock().await.expect("the lock");
+    let before = client.mutex(released.as_str()).ttl(ttl).lock().await.expect("the lock");
+    assert_eq!(blocking(|| cluster.nodes[0].cli(&["WAIT", "1", "5000"])), "1");
+    blocking(|| block_replication(&cluster.nodes[0]));
+    let lost = client.mutex(here.as_str()).ttl(ttl).lock().await.expect("the lock");
+    assert_eq!(before.release().await.expect("an answer"), ReleaseOutcome::Released);
+    blocking(|| cluster.nodes[0].kill());
+    blocking(|| cluster.await_failover(slot, 0));
+    let promoted = Instant::now();
+    assert_eq!(lost.lost().await, LossReason::Forgotten);
+    assert!(promoted.elapsed() < AFTER_PROMOTION, "{:?}", promoted.elapsed());
+    drop(patient(&cluster.url()).mutex(released.as_str()).lock().await.expect("the lock"));
+    assert!(promoted.elapsed() < AFTER_PROMOTION, "a lost release is made again");
+    let next = client.mutex(here.as_str()).lock().await.expect("the lock");
+    assert!(next.token() > lost.token(), "the fence rejects the older guard");
+    assert_eq!(other.state(), State::Held);
+    assert_eq!(other.release().await.expect("an answer"), ReleaseOutcome::Released);
+}
+
+/// A replica without the newest locks is promoted while the old primary lives, so no
+/// connection breaks and nobody tells clients. Who lost a lock hears it within a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loser_is_told_although_its_connection_lives() {
+    let Some(cluster) = ClusterServers::start() else { return };
+    let client = patient(&cluster.url());
+    let key = key_at(&cluster, 0);
+    blocking(|| block_replication(&cluster.nodes[0]));
+    let ttl = Duration::from_secs(60);
+    let lost = client.mutex(key.as_str()).ttl(ttl).lock().await.expect("the lock");
+    blocking(|| cluster.force_lossy_failover(0));
+    let promoted = Instant::now();
+    assert_eq!(lost.lost().await, LossReason::Forgotten);
+    assert!(promoted.elapsed() < AFTER_PROMOTION, "{:?}", promoted.elapsed());
+    let next = client.mutex(key.as_str()).lock().await.expect("the lock");
+    assert!(next.token() > lost.token(), "the fence rejects the older guard");
+}
+
+/// A hand-over is told at the node that makes it, and not to every node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hand_overs_are_told_at_one_node() {
+    let Some(cluster) = without_failovers() else { return };
+    let messages = |name: &str| -> u64 {
+        let sent = |node: &RedisServer| -> u64 {
+            let info = node.cli(&["CLUSTER", "INFO"]);
+            let line = info.lines().find_map(|line| line.trim().strip_prefix(name));
+            line.and_then(|rest| rest.trim_start_matches(':').parse().ok()).unwrap_or(0)
+        };
+        blocking(|| cluster.nodes.iter().map(sent).sum())
+    };
+    let clients = [patient(&cluster.url()), patient(&cluster.url())];
+    let cycles = async |count: usize| {
+        let taking = clients.clone().map(|client| {
+            tokio::spawn(async move {
+                for _ in 0..count {
+                    let guard = client.mutex("hot").fair().lock().await.expect("the lock");
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    let _ = guard.release().await.expect("an answer");
+                }
+            })
+        });
+        for task in taking {
+            task.await.expect("the task");
+        }
+    };
+    cycles(50).await; // they are subscribed by now
+    let is_new =
+        blocking(|| cluster.nodes[0].cli(&["COMMAND", "INFO", "SPUBLISH"])).contains("spublish");
+    let before = messages("cluster_stats_messages_publish_sent");
+    let began = Instant::now();
+    cycles(100).await;
+    let sent = messages("cluster_stats_messages_publish_sent") - before;
+    println!("{sent} broadcasts for 200 hand-overs, in {:?}", began.elapsed());
+    if is_new {
+        assert!(sent < 50, "{sent} messages to all nodes for 200 hand-overs");
+        assert!(messages("cluster_stats_messages_publishshard_sent") > 100);
+    }
+    // A slot that moves takes its channels along.
+    let slot = slot_of(&cluster, "hot");
+    let to = (blocking(|| cluster.primary_of(slot)) + 1) % 3;
+    blocking(|| cluster.move_slot(slot, to));
+    cycles(200).await;
+    let before = messages("cluster_stats_messages_publish_sent");
+    cycles(100).await;
+    let sent = messages("cluster_stats_messages_publish_sent") - before;
+    assert!(!is_new || sent < 50, "{sent} messages after the move");
+    assert!(began.elapsed() < Duration::from_secs(15), "no hand-over waits for a second");
+}
+
+/// One primary is stopped: the keys of the others keep their rate. A measurement on a
+/// quiet machine: `DLOCK_TEST_RATE_SECONDS=20 DLOCK_TEST_RATE_PERCENT=90`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stopped_node_delays_only_its_own_keys() {
+    let started = ClusterServers::with(3, 0, &["--cluster-require-full-coverage", "no"]);
+    let Some(cluster) = started else { return };
+    let client = patient(&cluster.url());
+    let (stopped, mut keys) = (key_at(&cluster, 2), keys_at(&cluster, 0, 4));
+    keys.extend(keys_at(&cluster, 1, 4));
+    let kept = keys_at(&cluster, 1, 5).remove(4);
+    let long = Duration::from_secs(setting("DLOCK_TEST_RATE_SECONDS", 2));
+    // Cycles at the first two nodes, by several tasks.
+    let rate = async || {
+        let tasks = keys.iter().map(|key| {
+            let lock = client.mutex(key.as_str());
+            tokio::spawn(async move {
+                let (began, mut cycles) = (Instant::now(), 0_u32);
+                while began.elapsed() < long {
+                    let guard = lock.clone().lock().await.expect("the lock");
+                    let _ = guard.release().await.expect("an answer");
+                    cycles += 1;
+                }
+                cycles
+            })
+        });
+        let mut cycles = 0;
+        for task in tasks.collect::<Vec<_>>() {
+            cycles += task.await.expect("the task");
+        }
+        cycles
+    };
+    rate().await; // connected
+    let kept = client.mutex(kept.as_str()).lock().await.expect("the lock");
+    let before = rate().await;
+    cluster.nodes[2].pause();
+    let wanting = tokio::spawn({
+        let lock = client.mutex(stopped.as_str());
+        async move { lock.lock().await }
+    });
+    let after = rate().await;
+    println!("{before} cycles before, {after} while a node is stopped");
+    tokio::time::sleep(Duration::from_secs(6)).await; // more than the ttl
+    assert_eq!(kept.state(), State::Held, "renewals at other nodes go on");
+    cluster.nodes[2].resume();
+    drop(wanting.await.expect("the task").expect("the lock, once it is back"));
+    // If the others waited for the stopped node, it would be close to none.
+    let least = setting("DLOCK_TEST_RATE_PERCENT", 25);
+    assert!(u64::from(after) * 100 > u64::from(before) * least, "{before} and {after}");
+}
+
+/// Checks that no client is made, and why.
+async fn refused(url: &str, kind: ErrorKind, advice: &str) {
+    let error = Dlock::connect(url).await.expect_err("refused");
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.to_string().contains(advice), "no {advice:?} in: {error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_input_says_what_to_change() {
+    let Some(server) = RedisServer::start() else { return };
+    let Some(cluster) = ClusterServers::with(3, 0, &[]) else { return };
+    let url = format!("redis+cluster://127.0.0.1:{}", server.port());
+    refused(&url, ErrorKind::Config, "write redis://").await;
+    refused(&cluster.nodes[0].url(), ErrorKind::Config, "write redis+cluster://").await;
+    refused("redis+cluster://127.0.0.1:1", ErrorKind::Unavailable, "127.0.0.1:1").await;
+    refused(&format!("{}/3", cluster.url()), ErrorKind::Config, "database 0 only").await;
+    // One wrong host among three does no harm.
+    let url = format!("redis+cluster://127.0.0.1:1,127.0.0.1:{}", cluster.nodes[0].port());
+    let client = Dlock::connect(&url).await.expect("a client");
+    drop(client.mutex("a").lock().await.expect("the lock"));
+    // Nor does a server that is no node.
+    let (plain, node) = (server.port(), cluster.nodes[1].port());
+    let url = format!("redis+cluster://127.0.0.1:{plain},127.0.0.1:{node}");
+    drop(Dlock::connect(&url).await.expect("a client").mutex("a").lock().await.expect("the lock"));
+    let servers = client.servers().await.expect("the servers");
+    let warned = |note: &str| note.contains("cluster-require-full-coverage");
+    assert!(servers.iter().all(|it| it.note.as_deref().is_some_and(warned)), "{servers:?}");
+}
+
+/// The nodes announce an address that leads nowhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_announced_address_that_is_wrong_is_named() {
+    let Some(cluster) = ClusterServers::with(3, 0, &[]) else { return };
+    blocking(|| cluster.nodes[2].cli(&["CONFIG", "SET", "cluster-announce-port", "1"]));
+    let first = &cluster.nodes[0];
+    eventually("it is known", async || {
+        blocking(|| first.cli(&["CLUSTER", "NODES"])).contains(":1@")
+    })
+    .await;
+    let url = format!("redis+cluster://127.0.0.1:{}", first.port());
+    refused(&url, ErrorKind::Unavailable, "127.0.0.1:1").await;
+    refused(&url, ErrorKind::Unavailable, "`cluster-announce-port`").await;
+}
+
+/// Row 10 at the nodes of a cluster.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_10_a_node_that_evicts_is_refused() {
+    let options = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    let Some(cluster) = ClusterServers::with(3, 0, &options) else { return };
+    refused(&cluster.url(), ErrorKind::Config, "`noeviction`").await;
+    drop(Dlock::connect(&format!("{}?eviction=warn", cluster.url())).await.expect("a client"));
+}

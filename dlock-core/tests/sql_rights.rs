@@ -1,0 +1,72 @@
+//! The rights in docs/*-grants.sql suffice, and one less does not.
+
+use std::time::Duration;
+
+use dlock::backend::Cursor;
+use dlock::{Config, Dlock, ErrorKind, ReleaseOutcome};
+use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
+
+const POSTGRES: &str = include_str!("../../docs/postgres-grants.sql");
+const MYSQL: &str = include_str!("../../docs/mysql-grants.sql");
+
+async fn make_tables(url: &str) {
+    let config = Config::from_url(url).expect("a URL");
+    dlock::backend::sql::make_tables(&config).await.expect("tables");
+}
+
+async fn everything_works(url: &str) {
+    let builder = || Dlock::builder().url(url).wait(Duration::from_secs(20));
+    let one = builder().connect().await.expect("a client");
+    let two = builder().connect().await.expect("a client");
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    let waiting = tokio::spawn({
+        let lock = two.mutex("a");
+        async move { lock.lock().await.map(drop) }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(one.list("", Cursor::default()).await.expect("a page").keys.len(), 1);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    waiting.await.expect("the task").expect("the lock");
+    let guard = one.semaphore("s", 2).permits(1).lock().await.expect("a permit");
+    assert_eq!(two.break_lock("s").await.expect("an answer"), 1);
+    tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("it is told");
+}
+
+async fn is_denied(url: &str) {
+    let dlock = Dlock::builder().url(url).connect_lazy().expect("a client");
+    let error = dlock.mutex("x").try_lock().await.expect_err("a right is missing");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(error.to_string().contains("docs/sql.md"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres() {
+    let Some(server) = PostgresServer::start() else { return };
+    make_tables(&server.url()).await;
+    server.sql("CREATE ROLE shop LOGIN");
+    let url = server.url().replace("dlock@", "shop@");
+    is_denied(&url).await;
+    server.sql(POSTGRES);
+    everything_works(&url).await;
+    let pool = sqlx::PgPool::connect(&url).await.expect("a pool");
+    let mut tx = pool.begin().await.expect("a transaction");
+    dlock::sql::lock_in(&mut tx, "a").await.expect("the lock");
+    server.sql("REVOKE INSERT ON dlock_lock FROM shop");
+    is_denied(&url).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb() {
+    let Some(server) = MariaDbServer::start() else { return };
+    make_tables(&server.url()).await;
+    server.sql("CREATE USER shop");
+    let url = server.url().replace("root@", "shop@");
+    is_denied(&url).await;
+    server.sql(&format!("USE dlock; {MYSQL}"));
+    everything_works(&url).await;
+    let pool = sqlx::MySqlPool::connect(&url).await.expect("a pool");
+    let mut tx = pool.begin().await.expect("a transaction");
+    dlock::sql::lock_in(&mut tx, "a").await.expect("the lock");
+    server.sql("REVOKE INSERT ON dlock.dlock_lock FROM shop");
+    is_denied(&url).await;
+}
