@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::inventory::{Deduction, Reservation};
+use crate::inventory::{Confirmation, Deduction, Refund, Reservation};
 
 /// Converts an error to a response:
 ///
@@ -20,6 +20,7 @@ use crate::inventory::{Deduction, Reservation};
 /// | `Conflict` | 409 |
 /// | `NotHeld`: the reservation expired, or was cancelled | 410 |
 /// | `Lost`: the store came back without the inventory | 503 |
+/// | `OutOfReach`: some homes of the inventory do not answer | 503 with `Retry-After: 1` |
 /// | `Throttled` | 429 with `Retry-After` |
 /// | `Unknown`: send the same request again | 503 with `Retry-After: 1` |
 /// | `Store` | as the error of a lock: 503, or 500 for what a retry does not fix |
@@ -58,28 +59,44 @@ impl IntoResponse for Error {
                 let body = "the outcome is unknown, send the same request again";
                 later(StatusCode::SERVICE_UNAVAILABLE, body, Duration::ZERO)
             }
-            Error::Store(error) => error.into_response(),
-            #[allow(unreachable_patterns, reason = "a new error is a 500 until it has its line")]
-            _ => {
-                tracing::error!(target: "dlock::http", %error, status = 500, "failed");
-                text(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
+            Error::OutOfReach { .. } => {
+                tracing::warn!(target: "dlock::http", %error, status = 503, "out of reach");
+                later(StatusCode::SERVICE_UNAVAILABLE, "unavailable", Duration::ZERO)
             }
+            Error::Store(error) => error.into_response(),
         }
     }
 }
 
-/// Writes the response to a request for units. What is not named here is a 409.
+/// Writes the response to a request for units. Every answer is named, so that a new one does
+/// not compile before it has its status.
 macro_rules! respond {
-    ($outcome:ident, $done:ident, $status:ident) => {
-        /// Converts the answer to a response: the units as JSON, 410 when it is sold out or
-        /// over, 429 when the buyer has reached the limit, 503 while it is paused, 409 for
-        /// everything else.
+    ($outcome:ident { $($done:tt)* }) => {
+        /// Converts the answer to a response:
+        ///
+        /// | what happened | status |
+        /// |---|---|
+        /// | the units are sold (`Taken`, `Confirmed`) | 200 with the receipt as JSON |
+        /// | the units are reserved (`Held`) | 201 with the reservation as JSON |
+        /// | `SoldOut`, `Ended` | 410 |
+        /// | `Expired`, `Cancelled`: the reservation is over | 410 |
+        /// | `NotEnough`: fewer are left than were asked for | 409 |
+        /// | `Refunded`: sold before, and given back since | 409 |
+        /// | `Refused`: this id is refused for good | 409 |
+        /// | `NotStarted` | 409 with `Retry-After` |
+        /// | `LimitReached` | 429 |
+        /// | `Paused` | 503 with `Retry-After: 1` |
         impl IntoResponse for $outcome {
             fn into_response(self) -> Response {
                 match self {
-                    $outcome::$done(done) => json(StatusCode::$status, &done),
+                    $($done)*
                     $outcome::SoldOut { .. } => text(StatusCode::GONE, "sold out"),
                     $outcome::Ended => text(StatusCode::GONE, "ended"),
+                    $outcome::NotEnough { .. } => {
+                        text(StatusCode::CONFLICT, "fewer are left than were asked for")
+                    }
+                    $outcome::Refunded(_) => text(StatusCode::CONFLICT, "refunded since"),
+                    $outcome::Refused => text(StatusCode::CONFLICT, "refused"),
                     $outcome::LimitReached => {
                         text(StatusCode::TOO_MANY_REQUESTS, "limit per buyer reached")
                     }
@@ -89,15 +106,44 @@ macro_rules! respond {
                     $outcome::Paused => {
                         later(StatusCode::SERVICE_UNAVAILABLE, "paused", Duration::ZERO)
                     }
-                    _ => text(StatusCode::CONFLICT, "refused"),
                 }
             }
         }
     };
 }
 
-respond!(Deduction, Taken, OK);
-respond!(Reservation, Held, CREATED);
+respond!(Deduction {
+    Deduction::Taken(receipt) => json(StatusCode::OK, &receipt),
+});
+respond!(Reservation {
+    Reservation::Held(hold) => json(StatusCode::CREATED, &hold),
+    Reservation::Confirmed(receipt) => json(StatusCode::OK, &receipt),
+    Reservation::Expired(_) => text(StatusCode::GONE, "the reservation expired"),
+    Reservation::Cancelled(_) => text(StatusCode::GONE, "the reservation was cancelled"),
+});
+
+/// Converts the answer to a response: 200 with the receipt as JSON if all units are sold, 409
+/// if some were refunded since.
+impl IntoResponse for Confirmation {
+    fn into_response(self) -> Response {
+        match self {
+            Confirmation::Confirmed(receipt) => json(StatusCode::OK, &receipt),
+            Confirmation::Refunded(_) => text(StatusCode::CONFLICT, "refunded since"),
+        }
+    }
+}
+
+/// Converts the answer to a response: 200 with the receipt of the refund as JSON, 409 if
+/// fewer units are left than were to be refunded or the id is refused.
+impl IntoResponse for Refund {
+    fn into_response(self) -> Response {
+        match self {
+            Refund::Refunded(receipt) => json(StatusCode::OK, &receipt),
+            Refund::TooMuch { .. } => text(StatusCode::CONFLICT, "fewer are left to refund"),
+            Refund::Refused => text(StatusCode::CONFLICT, "refused"),
+        }
+    }
+}
 
 fn text(status: StatusCode, body: &'static str) -> Response {
     (status, body).into_response()
@@ -126,6 +172,7 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inventory::{Hold, HoldState, Receipt};
 
     fn status(response: impl IntoResponse) -> (u16, Option<String>) {
         let response = response.into_response();
@@ -134,19 +181,59 @@ mod tests {
         (response.status().as_u16(), after)
     }
 
+    fn receipt() -> Receipt {
+        serde_json::from_value(serde_json::json!({
+            "operation": "o", "inventory": 1, "effect": "taken",
+            "quantity": 2, "left": 2, "parts": [[0, 2]], "epoch": 0, "at": 1,
+        }))
+        .expect("a receipt")
+    }
+
+    fn hold() -> Hold {
+        serde_json::from_value(serde_json::json!({
+            "receipt": receipt(), "expires_at": 2, "state": "open",
+        }))
+        .expect("a reservation")
+    }
+
     #[test]
-    fn every_outcome_has_its_status() {
-        let sold_out = Deduction::SoldOut { reserved: 0, next_expiry: None };
-        assert_eq!(status(sold_out), (410, None));
+    fn every_deduction_has_its_status() {
+        let (reserved, next_expiry) = (0, None);
+        assert_eq!(status(Deduction::Taken(receipt())), (200, None));
+        assert_eq!(status(Deduction::Refunded(receipt())), (409, None));
+        assert_eq!(status(Deduction::SoldOut { reserved, next_expiry }), (410, None));
+        let short = Deduction::NotEnough { available: 1, reserved, next_expiry };
+        assert_eq!(status(short), (409, None), "it is not sold out");
         assert_eq!(status(Deduction::LimitReached), (429, None));
         assert_eq!(status(Deduction::Refused), (409, None));
+        assert_eq!(status(Deduction::Ended), (410, None));
         assert_eq!(status(Deduction::Paused), (503, Some("1".into())));
+    }
+
+    #[test]
+    fn every_reservation_has_its_status() {
+        assert_eq!(status(Reservation::Held(hold())), (201, None));
+        assert_eq!(status(Reservation::Confirmed(receipt())), (200, None));
+        assert_eq!(status(Reservation::Refunded(receipt())), (409, None));
+        assert_eq!(status(Reservation::Expired(hold())), (410, None));
+        assert_eq!(status(Reservation::Cancelled(hold())), (410, None));
         let opens_in = Duration::from_millis(1_500);
         assert_eq!(status(Reservation::NotStarted { opens_in }), (409, Some("2".into())));
         assert_eq!(status(Reservation::Ended), (410, None));
+        assert_eq!(status(Confirmation::Confirmed(receipt())), (200, None));
+        assert_eq!(status(Confirmation::Refunded(receipt())), (409, None));
+        assert_eq!(status(Refund::Refunded(receipt())), (200, None));
+        assert_eq!(status(Refund::TooMuch { left: 1 }), (409, None));
+        assert_eq!(status(Refund::Refused), (409, None));
+    }
+
+    #[test]
+    fn every_error_has_its_status() {
         assert_eq!(status(Error::Conflict("x".into())), (409, None));
         assert_eq!(status(Error::NotFound("x".into())), (404, None));
         assert_eq!(status(Error::Invalid("x".into())), (400, None));
+        assert_eq!(status(Error::NotHeld(HoldState::Expired)), (410, None));
+        assert_eq!(status(Error::Lost("x".into())), (503, None));
         assert_eq!(status(Error::Unknown(None)), (503, Some("1".into())));
         let retry_after = Duration::from_millis(20);
         assert_eq!(status(Error::Throttled { retry_after }), (429, Some("1".into())));

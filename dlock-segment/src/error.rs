@@ -39,6 +39,14 @@ pub enum Error {
         /// The time until the next request is let through.
         retry_after: Duration,
     },
+    /// Homes of the inventory cannot be reached. The others do not have what was asked for,
+    /// so it is not known whether it is there: it may be sold out or not, the operation may
+    /// exist or not. A request for units was not applied; a change of the settings reached the
+    /// other homes, and whoever looks next brings it to these.
+    OutOfReach {
+        /// The homes that did not answer.
+        homes: Vec<u32>,
+    },
     /// The store could not be used; nothing was applied.
     Store(dlock::Error),
 }
@@ -71,7 +79,7 @@ impl Error {
     /// without an operation id may have its effect twice.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Error::Unknown(_) | Error::Throttled { .. } => true,
+            Error::Unknown(_) | Error::Throttled { .. } | Error::OutOfReach { .. } => true,
             Error::Store(error) => error.kind().is_retryable(),
             Error::Invalid(_)
             | Error::NotFound(_)
@@ -112,6 +120,10 @@ impl fmt::Display for Error {
             ),
             Error::Throttled { retry_after } => {
                 write!(f, "too many requests in this process; try again in {retry_after:?}")
+            }
+            Error::OutOfReach { homes } => {
+                let homes: Vec<String> = homes.iter().map(u32::to_string).collect();
+                write!(f, "home {} of the inventory cannot be reached, and the others do not have it: the rest is out of reach; try again when the server is back", homes.join(", "))
             }
             Error::Store(error) => write!(f, "the store cannot be used: {error}"),
         }

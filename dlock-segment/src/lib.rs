@@ -12,20 +12,26 @@ mod attribute;
 #[cfg(feature = "axum")]
 mod axum;
 mod error;
+mod homes;
 mod inventory;
 mod lock;
 mod observe;
 mod planted_bug;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub mod sql;
 #[doc(hidden)]
 pub mod store;
 
 pub use attribute::MayBeDry;
 pub use error::{Error, OperationId, Result};
+pub use homes::{MAX_HOMES, Routing};
 pub use inventory::{
-    Audit, Confirmation, CreationId, DeductRequest, Deduction, Disagreement, Health, Hold,
-    HoldState, Inventory, InventoryBuilder, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, Receipt,
-    Refund, RefundRequest, Reservation, ReservationHandle, ReserveRequest, Resolved,
-    RestockRequest, SegmentAudit, Stock,
+    Audit, Confirmation, CreationId, DeductRequest, Deduction, Difference, DifferenceKind,
+    Disagreement, Health, Hold, HoldState, Inventory, InventoryBuilder, JournalCursor,
+    LeaseBuilder, LeaseTotals, LeasedDeduction, LeasedUnits, MAX_EPOCHS, MAX_ID_BYTES,
+    MAX_QUANTITY, Order, OrderState, Receipt, Reconciliation, Refund, RefundRequest, Reservation,
+    ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, Stock, WriteOff,
+    WriteOffRequest,
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments, Share};
 #[doc(hidden)]
@@ -48,6 +54,10 @@ mod documents {
     #[doc = include_str!("../../docs/inventory.md")]
     struct Inventory;
 
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    #[doc = include_str!("../../docs/sql.md")]
+    struct Sql;
+
     /// Writes a test that this call compiles, and only if its answer is used.
     macro_rules! must_use {
         ($($name:ident: $call:literal)*) => {
@@ -69,6 +79,7 @@ mod documents {
         Confirmation: "sale.reservation(\"o\").confirm().await?"
         HoldState: "sale.reservation(\"o\").cancel().await?"
         Refund: "sale.refund(\"o\").send().await?"
+        WriteOff: "sale.write_off(1).operation(\"o\").send().await?"
         Resolved: "sale.resolve(\"o\").await?"
     }
 }

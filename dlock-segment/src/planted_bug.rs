@@ -11,10 +11,14 @@ pub enum Bug {
     DoubleRefund,
     ReadThenWrite,
     RememberedRefusal,
+    /// A receipt of units that were received before adds them again.
+    MoveTwice,
+    /// A receipt counts the units as received and does not add them.
+    MoveLost,
 }
 
 impl Bug {
-    /// All of them.
+    /// The ones that one home shows.
     pub const ALL: [Bug; 5] = [
         Bug::NoOperationId,
         Bug::IdCheckedAfterStock,
@@ -22,6 +26,9 @@ impl Bug {
         Bug::ReadThenWrite,
         Bug::RememberedRefusal,
     ];
+
+    /// The ones that only a sale with several homes shows.
+    pub const OF_HOMES: [Bug; 2] = [Bug::MoveTwice, Bug::MoveLost];
 }
 
 /// The bug planted in an inventory. Without the feature `simulation` there is no way

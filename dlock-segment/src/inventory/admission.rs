@@ -142,7 +142,15 @@ mod tests {
 
     /// What an answer says: after this number of changes, this many units are left.
     fn snapshot(changes: u64, available: u64) -> Snapshot {
-        Snapshot { now: 1_000, available, reserved: 0, next_expiry: 0, opens_at: 0, changes }
+        Snapshot {
+            now: 1_000,
+            available,
+            reserved: 0,
+            next_expiry: 0,
+            opens_at: 0,
+            changes,
+            home: 0,
+        }
     }
 
     fn learned(answers: &[(Snapshot, Answer)]) -> Admission {

@@ -24,6 +24,10 @@ pub struct Audit {
     pub available: u64,
     pub reserved: u64,
     pub sold: u64,
+    pub written_off: u64,
+    /// The units that are on their way from one home to another.
+    pub in_transit: u64,
+    /// The segments, one home after the other.
     pub segments: Vec<SegmentAudit>,
     /// The number of operation records that were read.
     pub operations: u64,
@@ -65,21 +69,33 @@ pub struct Disagreement {
     pub what: String,
 }
 
+/// The records of operations by their ids; `None` if one cannot be read.
+pub(super) type Records = HashMap<Id, Option<Record>>;
+
+/// Reads all records, and what each buyer has.
+pub(super) async fn records(
+    store: &dyn Store,
+    inventory: &InventoryId,
+) -> Result<(Records, HashMap<Id, u64>)> {
+    let mut records: Records = HashMap::new();
+    let mut buyers: HashMap<Id, u64> = HashMap::new();
+    let mut from = Some(Cursor::default());
+    while let Some(cursor) = from {
+        let page = store.records(inventory, cursor).await?;
+        for (id, record) in page.records {
+            records.entry(id).or_insert(record); // the newer one comes first
+        }
+        buyers.extend(page.buyers);
+        from = page.next;
+    }
+    Ok((records, buyers))
+}
+
 pub(super) async fn of(store: &dyn Store, inventory: &InventoryId) -> Result<Audit> {
     let mut tries = 0;
     loop {
         let (before, counts) = store.counts(inventory).await?;
-        let mut records: HashMap<Id, Option<Record>> = HashMap::new();
-        let mut buyers: HashMap<Id, u64> = HashMap::new();
-        let mut from = Some(Cursor::default());
-        while let Some(cursor) = from {
-            let page = store.records(inventory, cursor).await?;
-            for (id, record) in page.records {
-                records.entry(id).or_insert(record); // the newer one comes first
-            }
-            buyers.extend(page.buyers);
-            from = page.next;
-        }
+        let (records, buyers) = records(store, inventory).await?;
         let sizes = store.sizes(inventory).await?;
         let (after, _) = store.counts(inventory).await?;
         tries += 1;
@@ -109,6 +125,8 @@ impl Count {
             available: view.available,
             reserved: view.reserved,
             sold: view.sold,
+            written_off: view.written_off,
+            in_transit: 0,
             segments: self
                 .counts
                 .iter()
@@ -128,10 +146,15 @@ impl Count {
     }
 
     fn check_counts(&self, audit: &mut Audit) {
-        let View { initial, restocked, available, reserved, sold, .. } = self.view;
-        if initial + restocked != available + reserved + sold {
+        let View { initial, restocked, available, reserved, sold, written_off, .. } = self.view;
+        let View { received, sent, .. } = self.view;
+        if initial + restocked + received != available + reserved + sold + written_off + sent {
+            let moved = match self.view.is_one_of_several {
+                true => format!(", with {received} received from other homes and {sent} sent"),
+                false => String::new(),
+            };
             audit.wrong(None, format!(
-                "initial {initial} + restocked {restocked} is not available {available} + reserved {reserved} + sold {sold}"
+                "initial {initial} + restocked {restocked} is not available {available} + reserved {reserved} + sold {sold} + written off {written_off}{moved}"
             ));
         }
         let mut sum = Counts::default();
@@ -192,23 +215,25 @@ impl Count {
     }
 
     /// Checks that each operation says what its refunds gave back. A refund writes both
-    /// records at once, but pages that are read before and after it have one of each.
+    /// records at once, but pages that are read before and after it have one of each. A
+    /// refund names the time of the purchase, because an id may be used again.
     fn check_refunds(&self, audit: &mut Audit) {
-        let mut refunds: HashMap<Id, u64> = HashMap::new();
+        let mut refunds: HashMap<(&Id, u64), u64> = HashMap::new();
         for record in self.records.values().flatten() {
-            if record.status == Status::Refund
+            if matches!(record.status, Status::Refund | Status::DamagedRefund)
                 && let Some(of) = &record.whose
             {
-                *refunds.entry(of.clone()).or_default() += record.quantity;
+                *refunds.entry((of, record.expires)).or_default() += record.quantity;
             }
         }
-        for (of, refunded) in refunds {
-            if let Some(Some(record)) = self.records.get(&of)
+        for ((of, at), refunded) in refunds {
+            if let Some(Some(record)) = self.records.get(of)
+                && record.at == at
                 && refunded > record.refunded
             {
                 let what =
                     format!("refunds of {refunded} are on record, it says {}", record.refunded);
-                audit.wrong(Some(&of), what);
+                audit.wrong(Some(of), what);
             }
         }
     }
@@ -260,6 +285,23 @@ impl Count {
 }
 
 impl Audit {
+    /// Adds the audit of one home to that of the whole.
+    pub(super) fn add(&mut self, home: usize, audit: Audit) {
+        self.initial += audit.initial;
+        self.restocked += audit.restocked;
+        self.available += audit.available;
+        self.reserved += audit.reserved;
+        self.sold += audit.sold;
+        self.written_off += audit.written_off;
+        self.segments.extend(audit.segments);
+        self.operations += audit.operations;
+        self.exact &= audit.exact;
+        let named = audit.disagreements.into_iter().map(|Disagreement { operation, what }| {
+            Disagreement { operation, what: format!("home {home}: {what}") }
+        });
+        self.disagreements.extend(named);
+    }
+
     fn wrong(&mut self, operation: Option<&Id>, what: String) {
         let operation = operation.map(|id| id.to_string());
         self.disagreements.push(Disagreement { operation, what });

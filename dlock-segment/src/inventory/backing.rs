@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dlock::Dlock;
+use dlock::extension::BatchLimits;
 
 use super::combiner::Combiner;
 use crate::error::{Error, Result};
@@ -16,13 +17,14 @@ pub(super) enum Backing {
 }
 
 impl Backing {
-    pub(super) fn new(dlock: &Dlock, inventory: &InventoryId) -> Result<Self> {
+    pub(super) fn new(dlock: &Dlock, inventory: &InventoryId, limits: BatchLimits) -> Result<Self> {
         if let Some(memory) = Memory::new(dlock.client_extension()) {
             let home = memory.home(inventory)?;
             return Ok(Backing::Memory(memory, home));
         }
         let store = store(dlock)?;
-        let combiner = Combiner::new(store.clone(), dlock.client_extension(), inventory.clone());
+        let extension = dlock.client_extension();
+        let combiner = Combiner::new(store.clone(), extension, inventory.clone(), limits);
         Ok(Backing::Remote(store, Arc::new(combiner)))
     }
 
@@ -43,16 +45,20 @@ pub(super) fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
     if let Some(redis) = crate::store::redis::Redis::new(dlock.client_extension()) {
         return Ok(Arc::new(redis));
     }
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    if let Some(sql) = crate::store::sql::Sql::new(dlock.client_extension()) {
+        return Ok(Arc::new(sql));
+    }
     let name = dlock.capabilities().name;
     Err(Error::Store(
         dlock::Error::new(dlock::ErrorKind::Unsupported, dlock::Operation::Inventory)
-            .saying(format!("{name}:// cannot keep an inventory; use memory:// or redis://")),
+            .saying(format!("{name}:// cannot keep an inventory, or dlock-segment was built without the feature for it; memory://, redis:// and SQL databases can")),
     ))
 }
 
 /// Runs a call on the driver, which has the connections. With the embedded store it runs
 /// right here.
-pub(super) async fn on_driver<T, C, F>(dlock: &Dlock, store: Arc<dyn Store>, call: C) -> Result<T>
+pub(crate) async fn on_driver<T, C, F>(dlock: &Dlock, store: Arc<dyn Store>, call: C) -> Result<T>
 where
     T: Send + 'static,
     C: FnOnce(Arc<dyn Store>) -> F + Send + 'static,

@@ -7,8 +7,10 @@ use dlock::{Dlock, Key};
 use super::Inventory;
 use super::backing::{on_driver, store};
 use super::checks::{checked_millis, checked_quantity, unix_millis};
+use super::several::{NewSale, Several, limit_needs_buyers};
 use crate::MAX_SEGMENTS;
 use crate::error::{Error, Result};
+use crate::homes::{MAX_HOMES, Routing};
 use crate::store::Terms;
 
 /// How long records of operations are kept by default.
@@ -23,6 +25,9 @@ pub struct InventoryBuilder {
     key: dlock::Result<Key>,
     stock: Option<u64>,
     segments: u32,
+    homes: u32,
+    routing: Routing,
+    servers: Vec<Dlock>,
     per_buyer: Option<u64>,
     opens: Option<SystemTime>,
     closes: Option<SystemTime>,
@@ -39,6 +44,9 @@ impl InventoryBuilder {
             key,
             stock: None,
             segments: 1,
+            homes: 1,
+            routing: Routing::default(),
+            servers: Vec::new(),
             per_buyer: None,
             opens: None,
             closes: None,
@@ -56,15 +64,51 @@ impl InventoryBuilder {
         self
     }
 
-    /// Sets in how many segments the units are counted. More segments do not make one
-    /// Redis server faster.
+    /// Sets in how many segments each home counts its units. More segments do not make a
+    /// Redis server faster; [homes](Self::homes) on several servers do.
     pub fn segments(mut self, segments: u32) -> Self {
         self.segments = segments;
         self
     }
 
+    /// Spreads the inventory over this many homes; 1 by default. On a Redis Cluster, homes
+    /// are spread evenly over the primaries; with [`servers`](Self::servers), over those. A
+    /// few homes for each server let the inventory sell at the speed of all of them
+    /// together. On one server more homes do not make it faster.
+    ///
+    /// It is fixed when the inventory is created, and so is [`routed_by`](Self::routed_by).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::{Deduction, Inventory};
+    /// let sale = Inventory::builder(&dlock, "phone").stock(100).homes(6).create().await?;
+    /// let sold = sale.deduct(60).operation("order-1").send().await?; // from several homes
+    /// assert!(matches!(sold, Deduction::Taken(_)));
+    /// assert_eq!(sale.stock().await?.available, 40);
+    /// # Ok(()) }
+    /// ```
+    pub fn homes(mut self, homes: u32) -> Self {
+        self.homes = homes;
+        self
+    }
+
+    /// Sets what decides in which home a request is answered; by default its operation id.
+    pub fn routed_by(mut self, routing: Routing) -> Self {
+        self.routing = routing;
+        self
+    }
+
+    /// Names further independent servers, by their clients, that keep homes of the
+    /// inventory: home 0 is on the first server, home 1 on the next, and so on in turn. Open
+    /// it with [`open_on`](Inventory::open_on), with the servers in the same order.
+    pub fn servers(mut self, further: impl IntoIterator<Item = Dlock>) -> Self {
+        self.servers = further.into_iter().collect();
+        self
+    }
+
     /// Sets how many units a buyer may have, reserved and sold. Every request must then
-    /// name its buyer.
+    /// name its buyer. With several homes, it must be [routed by buyer](Routing::Buyer).
     pub fn per_buyer(mut self, limit: u64) -> Self {
         self.per_buyer = Some(limit);
         self
@@ -146,13 +190,22 @@ impl InventoryBuilder {
                 "a rate of 0 would let no request through; give 1 or more".into(),
             ));
         }
-        let store = store(&self.dlock)?;
-        let name = key.clone();
-        let create = move |store: std::sync::Arc<dyn crate::store::Store>| async move {
-            store.create(&name, &terms).await
+        let mut inventory = if self.homes == 1 {
+            let store = store(&self.dlock)?;
+            let name = key.clone();
+            let create = move |store: std::sync::Arc<dyn crate::store::Store>| async move {
+                store.create(&name, &terms).await
+            };
+            let view = on_driver(&self.dlock, store, create).await?;
+            Inventory::of(&self.dlock, key, &view, None)?
+        } else {
+            let (homes, routing) = (self.homes, self.routing);
+            let new = NewSale { key: key.clone(), terms, homes, routing };
+            let mut clients = vec![self.dlock.clone()];
+            clients.extend(self.servers.iter().cloned());
+            let (several, view) = Several::create(&clients, new).await?;
+            Inventory::of(&self.dlock, key, &view, Some(several))?
         };
-        let view = on_driver(&self.dlock, store, create).await?;
-        let mut inventory = Inventory::of(&self.dlock, key, &view)?;
         if let Some(age) = self.sold_out_for {
             inventory = inventory.sold_out_for(age);
         }
@@ -172,6 +225,17 @@ impl InventoryBuilder {
 
     fn terms(&self) -> Result<Terms> {
         checked_segments(self.segments)?;
+        if self.homes == 0 || self.homes > MAX_HOMES {
+            return Err(Error::Invalid(format!("an inventory has 1 to {MAX_HOMES} homes")));
+        }
+        if self.servers.len() as u64 >= u64::from(self.homes) && !self.servers.is_empty() {
+            return Err(Error::Invalid(
+                "there are more servers than homes; give each server a home at least, with .homes(n)".into(),
+            ));
+        }
+        if self.homes > 1 && self.per_buyer.is_some() && self.routing == Routing::Operation {
+            return Err(limit_needs_buyers());
+        }
         let (opens_at, closes_at) = window(self.opens, self.closes)?;
         let per_buyer = match self.per_buyer {
             Some(limit) => checked_quantity("the limit per buyer", limit)?,
@@ -189,6 +253,7 @@ impl InventoryBuilder {
             closes_at,
             retention: checked_millis("the retention", self.retention)?,
             journal,
+            directory: String::new(),
         })
     }
 }

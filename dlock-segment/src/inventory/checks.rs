@@ -15,6 +15,10 @@ pub(super) fn checked_id(what: &str, id: &str) -> Result<Id> {
     Ok(id.into())
 }
 
+pub(super) fn checked_optional_id(what: &str, id: Option<&str>) -> Result<Option<Id>> {
+    id.map(|id| checked_id(what, id)).transpose()
+}
+
 /// The suffix that makes an operation id the id of its refund, if the refund was given
 /// none. Ids of users contain no control characters.
 pub(super) const WHOLE_REFUND: &str = "\u{1}refund";
@@ -55,7 +59,7 @@ pub(super) fn unexpected(answer: &Answer) -> Error {
                 .into(),
         ),
         Answer::Absent => {
-            Error::NotFound("there is no operation with this id, or its retention is over".into())
+            Error::NotFound("there is no operation with this id, or its retention is over; to refund an older one, give its receipt with .receipt(&receipt)".into())
         }
         Answer::BuyerMissing => {
             Error::Invalid("the inventory limits each buyer; name the buyer with .buyer(id)".into())
@@ -64,6 +68,10 @@ pub(super) fn unexpected(answer: &Answer) -> Error {
             dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Inventory).saying(
                 "too many ids that never came were cancelled or resolved, so nothing was settled; check who may call cancel and resolve, and try again after the retention",
             ),
+        ),
+        Answer::NotSold => Error::Conflict(
+            "the inventory does not count the units of this receipt as sold, so nothing was given back; check that the store lost no data"
+                .into(),
         ),
         Answer::Overflow => Error::Invalid("the inventory would have 2^53 units or more; restock less".into()),
         Answer::Unreadable => Error::Conflict(

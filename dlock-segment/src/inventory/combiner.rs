@@ -17,14 +17,18 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::store::{Answer, InventoryId, Request, Snapshot, Store};
 
-const LIMITS: BatchLimits = BatchLimits {
+pub(super) const LIMITS: BatchLimits = BatchLimits {
     // The server works on one call while the other is on its way.
     in_flight: 2,
     // A few hundred microseconds of the server's time: 256 deductions with an id, twice
     // as many without, or 85 other requests.
     weight: 512,
-    pending: 1_000_000,
+    pending: if cfg!(test) { 10_000 } else { 1_000_000 },
 };
+
+/// For one home of several. The homes keep their servers busy together, and larger batches
+/// cost each server less.
+pub(super) const LIMITS_OF_ONE_HOME: BatchLimits = BatchLimits { in_flight: 1, ..LIMITS };
 
 pub(crate) struct Combiner {
     store: Arc<dyn Store>,
@@ -58,8 +62,9 @@ impl Combiner {
         store: Arc<dyn Store>,
         extension: ClientExtension,
         inventory: InventoryId,
+        limits: BatchLimits,
     ) -> Self {
-        Combiner { store, extension, inventory, queue: BatchQueue::new(LIMITS) }
+        Combiner { store, extension, inventory, queue: BatchQueue::new(limits) }
     }
 
     /// Sends a request in a batch with others.

@@ -43,7 +43,7 @@ struct Ids {
 }
 
 impl Doubts {
-    fn contains(&self, id: &Id) -> bool {
+    pub(super) fn contains(&self, id: &Id) -> bool {
         self.0.lock().known.contains(id)
     }
 
@@ -66,13 +66,15 @@ impl Doubts {
         }
     }
 
-    /// Sends a request until its outcome is known, or until the deadline.
+    /// Sends a request until its outcome is known, or until the deadline. Unless `is_final`,
+    /// "sold out" is answered as it is, and the id stays in doubt: another home may have units.
     pub(super) async fn settle(
         &self,
         combiner: &Arc<Combiner>,
         request: Request,
         id: &Id,
         deadline: Instant,
+        is_final: bool,
     ) -> Result<(Snapshot, Answer)> {
         // Only these have an effect of their own under the id. A late copy of the others
         // changes what the next call about the reservation answers.
@@ -82,6 +84,8 @@ impl Doubts {
                 | Request::Reserve { .. }
                 | Request::Refund { .. }
                 | Request::Restock { .. }
+                | Request::WriteOff { .. }
+                | Request::Import { .. }
         );
         let mut attempt = Attempt { doubts: self, id, creates, sent: false };
         let mut in_doubt = creates && self.contains(id);
@@ -95,6 +99,9 @@ impl Doubts {
                 Ok((snapshot, answer))
                     if creates && is_refusal(&answer) && (in_doubt || self.contains(id)) =>
                 {
+                    if !is_final && matches!(answer, Answer::SoldOut { .. }) {
+                        return Ok((snapshot, answer));
+                    }
                     Some((snapshot, answer))
                 }
                 known => return attempt.ends(known),

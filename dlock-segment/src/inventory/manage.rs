@@ -1,11 +1,12 @@
 //! Changes of an inventory as a whole, and the health of its store.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use super::checks::checked_quantity;
+use super::checks::{checked_millis, checked_quantity};
 use super::{Inventory, MAX_EPOCHS, Stock, builder};
 use crate::error::{Error, Result};
-use crate::store::{Change, Durability};
+use crate::observe;
+use crate::store::{Answer, Change, Durability, Snapshot};
 
 impl Inventory {
     /// Sets when the inventory sells: from `opens` until `closes`, by the store's clock.
@@ -113,6 +114,34 @@ impl Inventory {
         self.change(Change::PerBuyer(limit)).await
     }
 
+    /// Sets for how long an operation id is remembered at least (and at most twice as long).
+    ///
+    /// The new retention begins now, also for the records that exist: each of them is found
+    /// for at least this time from now on, and at most twice as long. So a longer retention
+    /// saves every id that is still known, and a shorter one forgets none of them at once.
+    /// Records that are gone do not come back.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use std::time::Duration;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// let month = Duration::from_secs(30 * 24 * 3_600);
+    /// assert_eq!(u128::from(sale.retention(month).await?.retention), month.as_millis());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Invalid` if it is shorter than a millisecond or longer than ten years.
+    /// `NotFound` if the inventory was removed. `Store` if the store cannot be used.
+    /// `Unknown` if the store did not answer; call it again.
+    ///
+    /// # Cancel safety
+    /// The change may have been made when this is dropped.
+    pub async fn retention(&self, retention: Duration) -> Result<Stock> {
+        self.change(Change::Retention(checked_millis("the retention", retention)?)).await
+    }
+
     /// Distributes the available units over another number of segments, while the
     /// inventory is in use. Receipts stay valid.
     ///
@@ -181,6 +210,9 @@ impl Inventory {
     /// # Cancel safety
     /// The inventory may have been deleted when this is dropped.
     pub async fn remove(&self) -> Result<bool> {
+        if let Some(several) = &self.shared.several {
+            return several.remove().await;
+        }
         let inventory = self.shared.inventory.clone();
         self.call(move |store| async move { store.remove(&inventory).await }).await
     }
@@ -204,8 +236,25 @@ impl Inventory {
     /// It only reads, so it can be dropped at any time.
     pub async fn health(&self) -> Health {
         let client = self.dlock.health().await;
-        let durability = self.call(|store| async move { store.durability().await }).await;
+        let durability = match &self.shared.several {
+            Some(several) => several.durability().await,
+            None => self.call(|store| async move { store.durability().await }).await,
+        };
         Health { client, durability: durability.unwrap_or_default() }
+    }
+
+    async fn change(&self, change: Change) -> Result<Stock> {
+        if let Some(several) = &self.shared.several {
+            let stock = several.change(self, change).await?;
+            observe::changed(&self.shared.inventory.key, &change);
+            return Ok(stock);
+        }
+        let inventory = self.shared.inventory.clone();
+        let view =
+            self.call(move |store| async move { store.change(&inventory, change).await }).await?;
+        self.shared.admission.update(&Snapshot::from(&view), &Answer::Absent, self.sold_out_for);
+        observe::changed(&self.shared.inventory.key, &change);
+        Ok(view.into())
     }
 }
 

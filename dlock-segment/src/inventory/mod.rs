@@ -8,10 +8,19 @@ mod checks;
 mod combiner;
 mod creation_id;
 mod doubt;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod in_transaction;
+mod journal;
+mod leased;
 mod manage;
+mod opening;
 mod outcome;
+mod reconcile;
 mod request;
 mod reservation;
+mod sending;
+mod several;
+mod supply;
 #[cfg(all(test, feature = "redis"))]
 mod tests_idle;
 
@@ -27,22 +36,33 @@ use tokio::time::Instant;
 
 use self::admission::{Admission, Limiters};
 pub use self::audit::{Audit, Disagreement, SegmentAudit};
-use self::backing::{Backing, on_driver, read_failed, refuse_after_shutdown, store};
+pub(crate) use self::backing::on_driver;
+use self::backing::{Backing, read_failed, refuse_after_shutdown};
 pub use self::builder::InventoryBuilder;
 use self::checks::{checked_millis, checked_own_id, unexpected};
 pub use self::creation_id::CreationId;
 use self::doubt::Doubts;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub use self::in_transaction::Outbox;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub(crate) use self::in_transaction::deduct_first_free_in as deduct_first_free;
+pub use self::journal::JournalCursor;
+pub(crate) use self::journal::no_journal;
+pub use self::leased::{LeaseBuilder, LeaseTotals, LeasedDeduction, LeasedUnits};
 pub use self::manage::Health;
+use self::outcome::Origin;
 pub use self::outcome::{
     Confirmation, Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
+    WriteOff,
 };
-pub use self::request::{DeductRequest, RefundRequest, ReserveRequest, RestockRequest};
+pub use self::reconcile::{Difference, DifferenceKind, Order, OrderState, Reconciliation};
+pub use self::request::{DeductRequest, ReserveRequest};
 pub use self::reservation::ReservationHandle;
+use self::several::Several;
+pub use self::supply::{RefundRequest, RestockRequest, WriteOffRequest};
 use crate::error::{Error, Result};
-use crate::observe;
-use crate::store::{
-    Answer, Change, Counts, Entry, Id, InventoryId, Request, Snapshot, Store, View,
-};
+use crate::homes::Routing;
+use crate::store::{Answer, Counts, InventoryId, Request, Snapshot, Store};
 
 /// The longest operation id or buyer id, in bytes.
 pub const MAX_ID_BYTES: usize = 256;
@@ -53,8 +73,6 @@ pub const MAX_EPOCHS: u32 = 10_000;
 
 /// How long "sold out" is answered without a round trip, by default.
 const SOLD_OUT_FOR: Duration = Duration::from_millis(100);
-/// About how many entries of the journal one call returns.
-const ENTRIES: usize = 1_000;
 
 /// An inventory whose count the store keeps, such as the stock of a flash sale. The
 /// count never goes below zero, and each operation id has its effect once.
@@ -88,6 +106,8 @@ pub(crate) struct Shared {
     backing: Backing,
     admission: Admission,
     doubts: Doubts,
+    /// All homes, if there are several; then `backing` is that of the first.
+    several: Option<Arc<Several>>,
     open: Weak<OpenInventories>,
 }
 
@@ -117,100 +137,25 @@ impl Inventory {
         InventoryBuilder::new(dlock, name.into_key())
     }
 
-    /// Opens an inventory that exists, whichever it is. A service that sells should use
-    /// [`open_created`](Self::open_created), which also notices that the store lost it.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
-    /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// use dlock_segment::{Error, Inventory};
-    ///
-    /// Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// let sale = Inventory::open(&dlock, "phone").await?;
-    /// assert_eq!(sale.stock().await?.available, 5);
-    ///
-    /// let missing = Inventory::open(&dlock, "never made").await;
-    /// assert!(matches!(missing, Err(Error::NotFound(_))));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// `NotFound` if there is no inventory of this name. `Invalid` if the name is not a
-    /// valid key. `Store` if the store cannot be used, or if it may delete the inventory
-    /// when its memory is full.
-    ///
-    /// # Cancel safety
-    /// It only reads, so it can be dropped at any time.
-    pub async fn open(dlock: &Dlock, name: impl IntoKey) -> Result<Self> {
-        Self::open_born(dlock, name.into_key()?, 0).await
-    }
-
-    /// Opens the inventory that was created with this id. Keep the id where the data of the
-    /// store cannot take it along: in the configuration or the database of your service.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
-    /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// use dlock_segment::{CreationId, Error, Inventory};
-    ///
-    /// // Once, by an administrator:
-    /// let sale = Inventory::builder(&dlock, "phone").stock(5).create().await?;
-    /// let kept = sale.creation_id().to_string();
-    ///
-    /// // At every start of the service:
-    /// let id: CreationId = kept.parse()?;
-    /// let sale = Inventory::open_created(&dlock, "phone", id).await?;
-    /// assert_eq!(sale.stock().await?.available, 5);
-    ///
-    /// let empty = dlock::testing::client(); // a store that came back empty
-    /// let lost = Inventory::open_created(&empty, "phone", id).await;
-    /// assert!(matches!(lost, Err(Error::Lost(_))));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// `Lost` if the store does not have this inventory and nobody removed it in the last
-    /// day. `NotFound` if it was removed. Else as [`open`](Self::open).
-    ///
-    /// # Cancel safety
-    /// It only reads, so it can be dropped at any time.
-    pub async fn open_created(dlock: &Dlock, name: impl IntoKey, id: CreationId) -> Result<Self> {
-        Self::open_born(dlock, name.into_key()?, id.0.get()).await
-    }
-
-    async fn open_born(dlock: &Dlock, key: Key, birth: u64) -> Result<Self> {
-        let inventory = InventoryId { key: key.clone(), birth };
-        let open = move |store: Arc<dyn Store>| async move { store.open(&inventory).await };
-        let view = on_driver(dlock, store(dlock)?, open).await.map_err(read_failed)?;
-        Self::of(dlock, key, &view)
-    }
-
     /// The id that this inventory got when it was created; see
     /// [`open_created`](Self::open_created).
     pub fn creation_id(&self) -> CreationId {
         CreationId(NonZeroU64::new(self.shared.inventory.birth).unwrap_or(NonZeroU64::MIN))
     }
 
-    fn of(dlock: &Dlock, key: Key, view: &View) -> Result<Self> {
-        let inventory = InventoryId { key, birth: view.birth };
-        let all = dlock.extension::<OpenInventories>();
-        let mut open = all.0.lock();
-        let known = open.get(&(inventory.key.clone(), inventory.birth)).and_then(Weak::upgrade);
-        let shared = match known {
-            Some(shared) => shared,
-            None => {
-                let shared = Arc::new(Shared {
-                    inventory: inventory.clone(),
-                    backing: Backing::new(dlock, &inventory)?,
-                    admission: Admission::default(),
-                    doubts: Doubts::default(),
-                    open: Arc::downgrade(&all),
-                });
-                open.insert((inventory.key.clone(), inventory.birth), Arc::downgrade(&shared));
-                shared
-            }
-        };
-        Ok(Inventory { dlock: dlock.clone(), shared, sold_out_for: SOLD_OUT_FOR })
+    fn origin(&self, answered: &Snapshot) -> Origin {
+        Origin { inventory: self.creation_id(), home: answered.home }
+    }
+
+    /// How requests find their home; `None` if the inventory has one home.
+    pub fn routing(&self) -> Option<Routing> {
+        self.shared.several.as_ref().map(|several| several.directory.routing)
+    }
+
+    /// How many times this process brought units from one home to another so far; 0 if the
+    /// inventory has one home.
+    pub fn moves(&self) -> u64 {
+        self.shared.several.as_ref().map_or(0, |several| several.balancer.moves())
     }
 
     /// The name of the inventory.
@@ -233,7 +178,8 @@ impl Inventory {
     }
 
     /// Sets for how long this handle answers "sold out" without a round trip after the
-    /// store said so. With zero it always asks the store.
+    /// store said so; 100 ms by default. The answer may be stale by that much. With zero it
+    /// always asks the store.
     #[must_use]
     pub fn sold_out_for(mut self, age: Duration) -> Self {
         self.sold_out_for = age;
@@ -255,7 +201,8 @@ impl Inventory {
         ReservationHandle::new(self, operation.as_ref())
     }
 
-    /// Builds a request that gives units of an operation back.
+    /// Builds a request that gives units of an operation back. When the retention of the
+    /// operation is over, the request needs its [`receipt`](RefundRequest::receipt).
     pub fn refund(&self, operation: impl AsRef<str>) -> RefundRequest<'_> {
         RefundRequest::new(self, operation.as_ref())
     }
@@ -263,6 +210,12 @@ impl Inventory {
     /// Builds a request that adds units.
     pub fn restock(&self, quantity: u64) -> RestockRequest<'_> {
         RestockRequest::new(self, quantity)
+    }
+
+    /// Builds a request that takes available units out of stock without selling them, for
+    /// instance because they are damaged or were lost.
+    pub fn write_off(&self, quantity: u64) -> WriteOffRequest<'_> {
+        WriteOffRequest::new(self, quantity)
     }
 
     /// Settles for good what became of an operation: it was applied, or it was not applied
@@ -289,7 +242,9 @@ impl Inventory {
         let id = checked_own_id("operation id", operation.as_ref())?;
         let request = Request::Resolve { operation: id.clone() };
         match self.send(request, Some(&id), self.deadline(None)?).await? {
-            (_, Answer::Found(record)) => Ok(Resolved::of(id.to_string(), record)),
+            (snapshot, Answer::Found(record)) => {
+                Ok(Resolved::of(self.origin(&snapshot), id.to_string(), record))
+            }
             (_, other) => Err(unexpected(&other)),
         }
     }
@@ -312,6 +267,9 @@ impl Inventory {
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
     pub async fn stock(&self) -> Result<Stock> {
+        if let Some(several) = &self.shared.several {
+            return several.stock(self).await.map_err(read_failed);
+        }
         loop {
             let inventory = self.shared.inventory.clone();
             let view = self.call(move |store| async move { store.view(&inventory).await }).await;
@@ -347,6 +305,9 @@ impl Inventory {
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
     pub async fn segments(&self) -> Result<(Stock, Vec<Counts>)> {
+        if let Some(several) = &self.shared.several {
+            return several.segments().await.map_err(read_failed);
+        }
         let inventory = self.shared.inventory.clone();
         let read = self.call(move |store| async move { store.counts(&inventory).await });
         let (view, counts) = read.await.map_err(read_failed)?;
@@ -372,60 +333,13 @@ impl Inventory {
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
     pub async fn audit(&self) -> Result<Audit> {
+        if let Some(several) = &self.shared.several {
+            return several.audit().await.map_err(read_failed);
+        }
         let inventory = self.shared.inventory.clone();
         self.call(move |store| async move { audit::of(&*store, &inventory).await })
             .await
             .map_err(read_failed)
-    }
-
-    /// Reads the entries of the journal after this `sequence` (0: from the start), in
-    /// order. One call returns some of them; call it again with the last `sequence`. An
-    /// empty list means that there are no more for now.
-    ///
-    /// The entries that the [`journal`](InventoryBuilder::journal) keeps can be read as
-    /// often as needed. If the first `sequence` is above `after + 1`, entries between
-    /// them were deleted.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
-    /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// # use dlock_segment::{Effect, Inventory};
-    /// let sale = Inventory::builder(&dlock, "phone").stock(5).journal(1_000).create().await?;
-    /// # let _ = sale.deduct(2).operation("order-1").send().await?;
-    /// let entries = sale.journal(0).await?;
-    /// assert_eq!((entries[0].sequence, entries[0].effect), (1, Effect::Taken));
-    /// assert!(sale.journal(1).await?.is_empty());
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// `Invalid` if the inventory was made without a
-    /// [`journal`](InventoryBuilder::journal). `NotFound` if it was removed, `Store` if
-    /// the store cannot be used.
-    ///
-    /// # Cancel safety
-    /// It only reads, so it can be dropped at any time.
-    pub async fn journal(&self, after: u64) -> Result<Vec<Entry>> {
-        let inventory = self.shared.inventory.clone();
-        let read = move |store: Arc<dyn Store>| async move {
-            let entries = store.journal(&inventory, after, ENTRIES).await?;
-            if entries.is_empty() && store.view(&inventory).await?.journal == 0 {
-                return Err(Error::Invalid(
-                    "this inventory keeps no journal; make one with .journal(entries)".into(),
-                ));
-            }
-            Ok(entries)
-        };
-        self.call(read).await.map_err(read_failed)
-    }
-
-    async fn change(&self, change: Change) -> Result<Stock> {
-        let inventory = self.shared.inventory.clone();
-        let view =
-            self.call(move |store| async move { store.change(&inventory, change).await }).await?;
-        self.shared.admission.update(&Snapshot::from(&view), &Answer::Absent, self.sold_out_for);
-        observe::changed(&self.shared.inventory.key, &change);
-        Ok(view.into())
     }
 
     /// Makes a call that does not go through the combiner.
@@ -446,39 +360,6 @@ impl Inventory {
             None => 2 * self.dlock.client_extension().call_timeout(),
         };
         Ok(Instant::now() + duration)
-    }
-
-    /// Sends a request. If it has an id, it is sent again while its outcome is not known.
-    async fn send(
-        &self,
-        request: Request,
-        id: Option<&Id>,
-        deadline: Instant,
-    ) -> Result<(Snapshot, Answer)> {
-        refuse_after_shutdown(&self.dlock)?;
-        let only_reads = matches!(
-            request,
-            Request::Look { .. } | Request::Resolve { .. } | Request::Extend { .. }
-        );
-        let answered = match &self.shared.backing {
-            Backing::Memory(memory, home) => loop {
-                match memory.apply_one(&self.shared.inventory, home, &request) {
-                    Ok((_, Answer::Again)) => {}
-                    answered => {
-                        break answered.map(|(view, answer)| (Snapshot::from(&view), answer));
-                    }
-                }
-            },
-            Backing::Remote(_, combiner) => match id {
-                Some(id) => self.shared.doubts.settle(combiner, request, id, deadline).await,
-                None => combiner.send(request).until(deadline).await,
-            },
-        };
-        if let Ok((snapshot, answer)) = &answered {
-            self.shared.admission.update(snapshot, answer, self.sold_out_for);
-        }
-        observe::answered(&self.shared.inventory.key, &answered, only_reads);
-        answered
     }
 }
 

@@ -5,19 +5,41 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::checks::unexpected;
+use super::{CreationId, MAX_QUANTITY};
 use crate::error::Result;
-use crate::store::{Answer, Parts, Record, Snapshot, Status, View};
+use crate::store::{Answer, Effect, Parts, Record, Snapshot, Status, View, is_zero};
 
-/// The proof of an effect: of a deduction, a reservation, a refund or a restock.
+/// The inventory and the home that an answer is from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) inventory: CreationId,
+    pub(crate) home: u32,
+}
+
+/// The proof of an effect: of a deduction, a reservation, a refund, a restock or a write-off.
 ///
 /// It stays valid after a resize. The same operation gives the same receipt again; only
-/// `left` falls when units are given back.
+/// `left` falls when units are given back, and `effect` follows a reservation.
+///
+/// Store it with the order, in its serialized form. When the retention is over, the
+/// inventory has forgotten the operation, and
+/// [`refund`](crate::RefundRequest::receipt) needs the receipt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Receipt {
     /// The operation id, if one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<String>,
+    /// The inventory that it belongs to.
+    pub inventory: CreationId,
+    /// The home of the inventory that has the record; 0 if there is only one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub home: u32,
+    /// What happened to the units. Only `Taken` and `Confirmed` mean that they were sold.
+    pub effect: Effect,
+    /// The buyer, if one was named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buyer: Option<String>,
     /// The number of units that were asked for.
     pub quantity: u64,
     /// The number of those units that were not given back (refunded, cancelled, expired).
@@ -31,10 +53,45 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    pub(crate) fn of(operation: Option<String>, record: Record) -> Self {
+    pub(crate) fn of(from: Origin, operation: Option<String>, record: Record) -> Self {
+        let Origin { inventory, home } = from;
         let left = record.left();
-        let Record { quantity, parts, epoch, at, .. } = record;
-        Receipt { operation, quantity, left, parts, epoch, at }
+        let Record { status, quantity, parts, epoch, at, whose, .. } = record;
+        let (effect, has_buyer) = match status {
+            Status::Taken => (Effect::Taken, true),
+            Status::Reserved => (Effect::Reserved, true),
+            Status::Confirmed => (Effect::Confirmed, true),
+            Status::Cancelled => (Effect::Cancelled, true),
+            Status::Expired => (Effect::Expired, true),
+            Status::Refund => (Effect::Refunded, false),
+            Status::DamagedRefund => (Effect::RefundedDamaged, false),
+            Status::Restock => (Effect::Restocked, false),
+            Status::WriteOff => (Effect::WrittenOff, false),
+            Status::Tombstone => (Effect::Settled, false),
+        };
+        let buyer = whose.filter(|_| has_buyer).map(|buyer| buyer.to_string());
+        Receipt { operation, inventory, home, effect, buyer, quantity, left, parts, epoch, at }
+    }
+
+    /// The record that the operation had, if this is the receipt of something sold.
+    pub(crate) fn record(&self) -> Option<Record> {
+        let status = match self.effect {
+            Effect::Taken => Status::Taken,
+            Effect::Confirmed => Status::Confirmed,
+            _ => return None,
+        };
+        let parts = self.parts.iter().map(|(_, units)| *units);
+        let sum = parts.fold(0, u64::saturating_add);
+        (sum == self.quantity && self.quantity <= MAX_QUANTITY).then(|| Record {
+            status,
+            quantity: self.quantity,
+            refunded: 0,
+            epoch: self.epoch,
+            parts: self.parts.clone(),
+            at: self.at,
+            expires: 0,
+            whose: self.buyer.as_deref().map(Into::into),
+        })
     }
 }
 
@@ -65,14 +122,16 @@ macro_rules! outcomes {
             /// The operation was applied before, and some or all of its units were
             /// refunded since: `receipt.left` are still sold. Nothing was taken again.
             Refunded(Receipt),
-            /// No unit is left.
+            /// No unit is left, or was a moment ago: this process repeats the answer for up
+            /// to [`sold_out_for`](crate::Inventory::sold_out_for).
             SoldOut {
                 /// The number of units that are only reserved and may become available.
                 reserved: u64,
                 /// The time until the next reservation expires.
                 next_expiry: Option<Duration>,
             },
-            /// Some units are left, but fewer than were asked for. Nothing was taken.
+            /// Some units are left, but fewer than were asked for, or were a moment ago, as
+            /// for `SoldOut`. Nothing was taken.
             NotEnough {
                 /// The number of units that were left.
                 available: u64,
@@ -156,23 +215,25 @@ outcomes! {
 }
 
 impl Deduction {
-    pub(crate) fn of(operation: Option<String>, record: Record) -> Self {
+    pub(crate) fn of(sale: Origin, operation: Option<String>, record: Record) -> Self {
         match record.status {
             Status::Tombstone => Deduction::Refused,
-            _ if record.refunded > 0 => Deduction::Refunded(Receipt::of(operation, record)),
-            _ => Deduction::Taken(Receipt::of(operation, record)),
+            _ if record.refunded > 0 => Deduction::Refunded(Receipt::of(sale, operation, record)),
+            _ => Deduction::Taken(Receipt::of(sale, operation, record)),
         }
     }
 }
 
 impl Reservation {
-    pub(crate) fn of(id: String, record: Record) -> Self {
+    pub(crate) fn of(sale: Origin, id: String, record: Record) -> Self {
         match HoldState::of(&record) {
-            Some(HoldState::Confirmed) => Reservation::Confirmed(Receipt::of(Some(id), record)),
-            Some(HoldState::Refunded) => Reservation::Refunded(Receipt::of(Some(id), record)),
-            Some(HoldState::Expired) => Reservation::Expired(Hold::of(id, record)),
-            Some(HoldState::Cancelled) => Reservation::Cancelled(Hold::of(id, record)),
-            Some(HoldState::Open) => Reservation::Held(Hold::of(id, record)),
+            Some(HoldState::Confirmed) => {
+                Reservation::Confirmed(Receipt::of(sale, Some(id), record))
+            }
+            Some(HoldState::Refunded) => Reservation::Refunded(Receipt::of(sale, Some(id), record)),
+            Some(HoldState::Expired) => Reservation::Expired(Hold::of(sale, id, record)),
+            Some(HoldState::Cancelled) => Reservation::Cancelled(Hold::of(sale, id, record)),
+            Some(HoldState::Open) => Reservation::Held(Hold::of(sale, id, record)),
             Some(HoldState::Refused) | None => Reservation::Refused,
         }
     }
@@ -191,9 +252,9 @@ pub struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn of(id: String, record: Record) -> Self {
+    pub(crate) fn of(sale: Origin, id: String, record: Record) -> Self {
         let state = HoldState::of(&record).unwrap_or(HoldState::Refused);
-        Hold { expires_at: record.expires, state, receipt: Receipt::of(Some(id), record) }
+        Hold { expires_at: record.expires, state, receipt: Receipt::of(sale, Some(id), record) }
     }
 
     /// When the reservation expires, by the store's clock.
@@ -232,7 +293,11 @@ impl HoldState {
             Status::Cancelled => HoldState::Cancelled,
             Status::Expired => HoldState::Expired,
             Status::Tombstone => HoldState::Refused,
-            Status::Taken | Status::Refund | Status::Restock => return None,
+            Status::Taken
+            | Status::Refund
+            | Status::DamagedRefund
+            | Status::Restock
+            | Status::WriteOff => return None,
         })
     }
 }
@@ -256,7 +321,7 @@ pub enum Confirmation {
 #[non_exhaustive]
 #[must_use = "only `Refunded` means that units were given back; pay no money back otherwise"]
 pub enum Refund {
-    /// The units are available again.
+    /// The units are available again, or written off if they came back damaged.
     Refunded(Receipt),
     /// The operation has fewer units left than were to be refunded; nothing was changed.
     TooMuch {
@@ -264,6 +329,25 @@ pub enum Refund {
         left: u64,
     },
     /// The id of this refund is refused for good: it was resolved as not applied.
+    Refused,
+}
+
+/// The answer to [`write_off`](crate::Inventory::write_off).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "only `WrittenOff` means that the units are out of stock; otherwise they may still be sold"]
+pub enum WriteOff {
+    /// The units are not in stock any more.
+    WrittenOff(Receipt),
+    /// Fewer units are available than were to be written off; nothing was changed. Units
+    /// that are reserved or sold cannot be written off.
+    NotEnough {
+        /// The number of units that are available.
+        available: u64,
+        /// The number of units that are reserved and may become available.
+        reserved: u64,
+    },
+    /// This operation id is refused for good: it was resolved as not applied.
     Refused,
 }
 
@@ -289,29 +373,35 @@ pub enum Resolved {
     RefundDone(Receipt),
     /// The restock was applied.
     Restocked(Receipt),
+    /// The write-off was applied.
+    WrittenOff(Receipt),
     /// The operation was not applied, and will not be within the retention.
     NotApplied,
 }
 
 impl Resolved {
-    pub(crate) fn of(id: String, record: Record) -> Self {
+    pub(crate) fn of(sale: Origin, id: String, record: Record) -> Self {
         match record.status {
             Status::Taken | Status::Confirmed if record.refunded > 0 => {
-                Resolved::Refunded(Receipt::of(Some(id), record))
+                Resolved::Refunded(Receipt::of(sale, Some(id), record))
             }
-            Status::Taken => Resolved::Taken(Receipt::of(Some(id), record)),
-            Status::Confirmed => Resolved::Confirmed(Receipt::of(Some(id), record)),
-            Status::Reserved => Resolved::Held(Hold::of(id, record)),
-            Status::Expired => Resolved::Expired(Hold::of(id, record)),
-            Status::Cancelled => Resolved::Cancelled(Hold::of(id, record)),
-            Status::Refund => Resolved::RefundDone(Receipt::of(Some(id), record)),
-            Status::Restock => Resolved::Restocked(Receipt::of(Some(id), record)),
+            Status::Taken => Resolved::Taken(Receipt::of(sale, Some(id), record)),
+            Status::Confirmed => Resolved::Confirmed(Receipt::of(sale, Some(id), record)),
+            Status::Reserved => Resolved::Held(Hold::of(sale, id, record)),
+            Status::Expired => Resolved::Expired(Hold::of(sale, id, record)),
+            Status::Cancelled => Resolved::Cancelled(Hold::of(sale, id, record)),
+            Status::Refund | Status::DamagedRefund => {
+                Resolved::RefundDone(Receipt::of(sale, Some(id), record))
+            }
+            Status::Restock => Resolved::Restocked(Receipt::of(sale, Some(id), record)),
+            Status::WriteOff => Resolved::WrittenOff(Receipt::of(sale, Some(id), record)),
             Status::Tombstone => Resolved::NotApplied,
         }
     }
 }
 
-/// The counts of an inventory at one moment.
+/// The counts of an inventory at one moment: initial + restocked = available + reserved +
+/// sold + written off + in transit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
@@ -321,6 +411,11 @@ pub struct Stock {
     pub available: u64,
     pub reserved: u64,
     pub sold: u64,
+    pub written_off: u64,
+    /// The units that are on their way from one home to another.
+    pub in_transit: u64,
+    /// The number of homes, and of segments in each of them.
+    pub homes: u32,
     pub segments: u32,
     /// The number of resizes so far.
     pub epoch: u32,
@@ -332,6 +427,8 @@ pub struct Stock {
     /// The number of open reservations; `next_expiry` is when the first of them expires.
     pub reservations: u64,
     pub next_expiry: Option<u64>,
+    /// For how many milliseconds an operation id is remembered at least.
+    pub retention: u64,
     pub now: u64,
 }
 
@@ -344,6 +441,9 @@ impl From<View> for Stock {
             available: view.available,
             reserved: view.reserved,
             sold: view.sold,
+            written_off: view.written_off,
+            in_transit: 0,
+            homes: 1,
             segments: view.segments,
             epoch: view.epoch,
             paused: view.paused,
@@ -352,6 +452,7 @@ impl From<View> for Stock {
             closes_at: some(view.closes_at),
             reservations: view.holds,
             next_expiry: some(view.next_expiry),
+            retention: view.numbering.retention,
             now: view.now,
         }
     }

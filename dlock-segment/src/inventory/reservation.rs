@@ -5,6 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::checks::{checked_id, checked_millis, unexpected};
+use super::outcome::Origin;
+use super::several::Hint;
 use super::{Confirmation, Hold, HoldState, Inventory, Receipt};
 use crate::error::{Error, Result};
 use crate::store::{Answer, Id, Record, Request};
@@ -19,12 +21,31 @@ use crate::store::{Answer, Id, Record, Request};
 pub struct ReservationHandle<'a> {
     inventory: &'a Inventory,
     operation: String,
+    hint: Hint,
     deadline: Option<Duration>,
 }
 
 impl<'a> ReservationHandle<'a> {
     pub(super) fn new(inventory: &'a Inventory, operation: &str) -> Self {
-        ReservationHandle { inventory, operation: operation.to_owned(), deadline: None }
+        ReservationHandle {
+            inventory,
+            operation: operation.to_owned(),
+            hint: Hint::default(),
+            deadline: None,
+        }
+    }
+
+    /// Names the buyer. An inventory that is [routed by buyer](crate::Routing::Buyer) then
+    /// finds the reservation at once; without the buyer and the receipt it looks in all homes.
+    pub fn buyer(mut self, id: impl AsRef<str>) -> Self {
+        self.hint.buyer = Some(id.as_ref().into());
+        self
+    }
+
+    /// Gives the receipt of the reservation, which leads to its home.
+    pub fn receipt(mut self, receipt: &Receipt) -> Self {
+        self.hint.home = Some(receipt.home);
+        self
     }
 
     /// Bounds each call, with everything that is sent again; twice the client's
@@ -62,9 +83,9 @@ impl<'a> ReservationHandle<'a> {
     /// It may have happened when it is dropped; call it again.
     pub async fn confirm(&self) -> Result<Confirmation> {
         let deadline = self.inventory.deadline(self.deadline)?;
-        let (state, record) =
+        let (state, origin, record) =
             self.settle(|operation| Request::Confirm { operation }, deadline).await?;
-        let receipt = Receipt::of(Some(self.operation.clone()), record);
+        let receipt = Receipt::of(origin, Some(self.operation.clone()), record);
         match state {
             HoldState::Confirmed => Ok(Confirmation::Confirmed(receipt)),
             HoldState::Refunded => Ok(Confirmation::Refunded(receipt)),
@@ -94,7 +115,7 @@ impl<'a> ReservationHandle<'a> {
     /// It may have happened when it is dropped; call it again.
     pub async fn cancel(&self) -> Result<HoldState> {
         let deadline = self.inventory.deadline(self.deadline)?;
-        let (state, _) = self.settle(|operation| Request::Cancel { operation }, deadline).await?;
+        let (state, ..) = self.settle(|operation| Request::Cancel { operation }, deadline).await?;
         Ok(state)
     }
 
@@ -123,12 +144,14 @@ impl<'a> ReservationHandle<'a> {
         let id = checked_id("operation id", &self.operation)?;
         let deadline = self.inventory.deadline(self.deadline)?;
         let look = Request::Look { operation: id.clone() };
-        let (snapshot, _) = self.inventory.send(look, Some(&id), deadline).await?;
+        let (snapshot, _) = self.inventory.send_to(look, &self.hint, Some(&id), deadline).await?;
         let until = snapshot.now + lasts;
         let extend = |operation| Request::Extend { operation, until };
         match self.settle(extend, deadline).await? {
-            (HoldState::Open, record) => Ok(Hold::of(self.operation.clone(), record)),
-            (state, _) => Err(Error::NotHeld(state)),
+            (HoldState::Open, origin, record) => {
+                Ok(Hold::of(origin, self.operation.clone(), record))
+            }
+            (state, ..) => Err(Error::NotHeld(state)),
         }
     }
 
@@ -153,19 +176,21 @@ impl<'a> ReservationHandle<'a> {
     pub async fn look(&self) -> Result<Hold> {
         let id = checked_id("operation id", &self.operation)?;
         let deadline = self.inventory.deadline(self.deadline)?;
-        let (_, record) = self.settle(|operation| Request::Look { operation }, deadline).await?;
-        Ok(Hold::of(id.to_string(), record))
+        let (_, origin, record) =
+            self.settle(|operation| Request::Look { operation }, deadline).await?;
+        Ok(Hold::of(origin, id.to_string(), record))
     }
 
     async fn settle(
         &self,
         request: impl FnOnce(Id) -> Request,
         deadline: Instant,
-    ) -> Result<(HoldState, Record)> {
+    ) -> Result<(HoldState, Origin, Record)> {
         let id = checked_id("operation id", &self.operation)?;
-        match self.inventory.send(request(id.clone()), Some(&id), deadline).await? {
-            (_, Answer::Found(record)) => match HoldState::of(&record) {
-                Some(state) => Ok((state, record)),
+        let request = request(id.clone());
+        match self.inventory.send_to(request, &self.hint, Some(&id), deadline).await? {
+            (snapshot, Answer::Found(record)) => match HoldState::of(&record) {
+                Some(state) => Ok((state, self.inventory.origin(&snapshot), record)),
                 None => Err(unexpected(&Answer::Conflict)),
             },
             (_, other) => Err(unexpected(&other)),

@@ -1,19 +1,28 @@
-//! Ten thousand open inventories in one process are normal: what an idle one holds.
+//! Ten thousand open inventories in one process are normal: what an idle one holds. And what
+//! one holds at most whose server does not answer.
+
+use std::time::Duration;
 
 use dlock::Dlock;
 use dlock_testkit::redis::RedisServer;
 
 use super::backing::Backing;
+use super::combiner::LIMITS;
 use super::{Inventory, OpenInventories, Shared};
+use crate::error::Error;
+use crate::store::Request;
 
 /// The largest size of an open inventory in this process, in bytes, without its name and
 /// its table entry.
 const AT_MOST: usize = 1_024;
 
+/// On a busy machine a stopped server must not end the calls before the test goes on.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 async fn client() -> Option<(RedisServer, Dlock)> {
     let server = RedisServer::start()?;
-    let dlock = Dlock::connect(&server.url()).await.expect("a client");
-    Some((server, dlock))
+    let dlock = Dlock::builder().url(&server.url()).call_timeout(PATIENCE);
+    Some((server, dlock.connect().await.expect("a client")))
 }
 
 async fn sale(dlock: &Dlock, number: usize) -> Inventory {
@@ -89,4 +98,29 @@ async fn the_last_handle_takes_the_sale_from_the_list() {
         drop(new);
         assert_eq!(listed(&dlock), 0);
     }
+}
+
+/// The requests of one inventory that may wait, in a test.
+const PENDING: usize = 10_000;
+
+/// A server that does not answer must not fill the memory of its clients.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_wait_to_be_sent_are_bounded() {
+    let Some((server, dlock)) = client().await else { return };
+    let sale = sale(&dlock, 0).await;
+    let Backing::Remote(_, combiner) = &sale.shared.backing else { panic!("not remote") };
+    let send = || combiner.send(Request::Deduct { quantity: 1, operation: None, buyer: None });
+    let until = tokio::time::Instant::now() + PATIENCE;
+    server.pause();
+    let waiting: Vec<_> = (0..PENDING + 2 * LIMITS.weight).map(|_| send()).collect();
+    let refused = send().until(until).await;
+    server.resume();
+    let Err(Error::Store(error)) = refused else { panic!("{refused:?}") };
+    assert_eq!(error.kind(), dlock::ErrorKind::Overloaded);
+    let mut overloaded = 0;
+    for sent in waiting {
+        overloaded += usize::from(matches!(sent.until(until).await, Err(Error::Store(_))));
+    }
+    assert!(overloaded <= 2 * LIMITS.weight, "{overloaded} were refused too early");
+    let _ = send().until(until).await.expect("it goes on");
 }

@@ -42,6 +42,7 @@ pub(crate) struct Homes {
     inventories: Mutex<HashMap<Key, SharedHome>>,
     /// The last inventories that were removed, by their births.
     removed: Mutex<BTreeSet<u64>>,
+    identity: Mutex<Option<String>>,
     /// The planted bug of inventories that are made from now on.
     planted: Mutex<PlantedBug>,
 }
@@ -253,5 +254,17 @@ impl Store for Memory {
 
     fn durability(&self) -> Call<'_, Durability> {
         done(Ok(Durability { append_only: Some(false), ..Durability::default() }))
+    }
+
+    fn directory<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, String> {
+        done(self.with(inventory, |home, _| home.terms.directory.clone()))
+    }
+
+    fn identity(&self, make: bool) -> Call<'_, Option<String>> {
+        let mut identity = self.homes.identity.lock();
+        if identity.is_none() && make {
+            *identity = Some(format!("{:016x}", rand::rng().random::<u64>()));
+        }
+        done(Ok(identity.clone()))
     }
 }

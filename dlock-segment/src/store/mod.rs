@@ -12,6 +12,8 @@
 //!   for at least one retention after it was last written, and is deleted after two;
 //! - *holds*: the records of open reservations, which no retention deletes, and the order
 //!   in which they expire;
+//! - *returns*: for each purchase of which something was given back, what and under which
+//!   id. No retention deletes them, so that nothing is given back twice;
 //! - what each buyer has, reserved and sold;
 //! - the *journal*, if the inventory keeps one.
 //!
@@ -23,8 +25,15 @@
 //!                       reserved -- cancel ---> cancelled
 //!                       reserved -- its time -> expired
 //! absent -- cancel, resolve --> tombstone: no deduct or reserve under this id any more
-//! absent -- refund, restock --> refund, restock (their own ids)
+//! absent -- refund, restock, write off --> refund, restock, write-off (their own ids)
 //! ```
+//!
+//! A *purchase* is an operation that sold units, named by its id and the time of its effect:
+//! an id may be used again after the retention. A refund finds the purchase in its record,
+//! or, when the record is gone, in the receipt that comes with the request. In both cases
+//! what was given back before is looked up in the returns, in the same atomic step. So the
+//! same return counts once, whichever way it comes, and a purchase gives back no more than
+//! it bought. A refund writes the record of the purchase, also if it was gone.
 //!
 //! A request under an id that has a record is answered from the record, *before* anything
 //! else is checked. Another quantity, buyer or kind is a conflict. A refusal leaves no
@@ -36,6 +45,19 @@
 //! to one request never depends on an error of another. Before the first request, expired
 //! reservations are given back, at most [`MAX_RECLAIMED`]. While there are more of them, no
 //! request is answered "sold out" or "limit reached", but [`Answer::Again`].
+//!
+//! # One of several homes
+//!
+//! A sale may have several homes, each of which is all of the above. Units move between
+//! them. For each other home, a home counts what it ever *sent* there and what it ever
+//! *received* from there:
+//! ```text
+//! A: send n to B    if sent[B] is as expected: available -= n, sent[B] += n
+//! B: receive S of A if S > received[A]: available += S - received[A], received[A] = S
+//! ```
+//! Both have their effect once, however often they are repeated, and anybody may finish a
+//! move. What was sent and not received is in transit. So for each home
+//! initial + restocked + received = available + reserved + sold + written off + sent.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -47,17 +69,29 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
+mod generations;
 pub(crate) mod home;
 mod journal;
 pub mod memory;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite"))]
+mod record_text;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub mod sql;
 mod terms;
 #[cfg(all(test, feature = "redis"))]
 mod tests_agreement;
+#[cfg(all(test, feature = "redis", feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod tests_agreement_sql;
+mod view;
 
+pub use self::generations::Generations;
+pub(crate) use self::journal::is_zero;
 pub use self::journal::{Effect, Entry};
 pub use self::terms::Terms;
+pub(crate) use self::view::Snapshot;
+pub use self::view::{Settings, View};
 
 /// The largest number of expired reservations that one batch gives back.
 pub const MAX_RECLAIMED: usize = 256;
@@ -65,13 +99,6 @@ pub const MAX_RECLAIMED: usize = 256;
 /// The most tombstones of one generation. Whoever may cancel or resolve any id could else
 /// fill the store.
 pub const MAX_TOMBSTONES: u64 = 100_000;
-
-/// The number of the generation at this time. Each inventory has a phase of its own, so
-/// that the records of many inventories do not end at the same moment.
-pub(crate) fn generation(birth: u64, retention: u64, now: u64) -> u64 {
-    const STEPS: u64 = 8_191;
-    (now + birth % STEPS * (retention / STEPS)) / retention
-}
 
 /// All counts stay below this number, so that every language represents them exactly.
 pub const MAX_UNITS: u64 = 1 << 53;
@@ -97,7 +124,7 @@ pub(crate) fn missing(inventory: &InventoryId, was_removed: bool) -> Error {
         ));
     }
     Error::Lost(format!(
-        "the inventory `{name}` was made and is not in the store any more, and nobody removed it: the store lost its data; stop selling, and restore it from your orders"
+        "the inventory `{name}` with this creation id is not in the store, and nobody removed it: the store lost its data; stop selling, and restore it from your orders. If it never sold anything here, check the URL and the namespace: they must be those with which it was created"
     ))
 }
 
@@ -129,6 +156,12 @@ pub enum Request {
     Confirm {
         operation: Id,
     },
+    /// Confirms some units of a reservation, and gives the others back. With 0 it is a
+    /// cancellation.
+    ConfirmPart {
+        operation: Id,
+        quantity: u64,
+    },
     Cancel {
         operation: Id,
     },
@@ -137,15 +170,24 @@ pub enum Request {
         operation: Id,
         until: u64,
     },
-    /// Gives `quantity` units of an operation back; 0 means all that are left.
+    /// Gives `quantity` units of an operation back; 0 means all that are left. Damaged ones
+    /// are written off. The receipt is the record that the operation had, for when it is
+    /// gone.
     Refund {
         of: Id,
         quantity: u64,
         operation: Id,
+        damaged: bool,
+        receipt: Option<Box<Record>>,
     },
     Restock {
         quantity: u64,
         operation: Option<Id>,
+    },
+    /// Takes available units out of the inventory without selling them.
+    WriteOff {
+        quantity: u64,
+        operation: Id,
     },
     /// Reads what became of an operation. If it has no record, it gets a tombstone.
     Resolve {
@@ -154,6 +196,28 @@ pub enum Request {
     /// Reads what became of an operation.
     Look {
         operation: Id,
+    },
+    /// A deduction that the shop made and the inventory has lost: past pause, opening times
+    /// and limit. It replaces the record of something that sold nothing.
+    Import {
+        quantity: u64,
+        operation: Id,
+        buyer: Option<Id>,
+    },
+    /// Sends up to `quantity` available units to another home, if `after` is all that was
+    /// ever sent there; else, and with a quantity of 0, it only reads.
+    Send {
+        to: u32,
+        quantity: u64,
+        after: u64,
+    },
+    /// Receives what another home ever sent here, `total`, as far as it is not received
+    /// yet; with a total of 0 it only reads. `seen` is the change of the sender that had
+    /// sent it.
+    Receive {
+        from: u32,
+        total: u64,
+        seen: u64,
     },
 }
 
@@ -192,6 +256,8 @@ pub enum Answer {
     TooMuch {
         left: u64,
     },
+    /// The inventory does not count the units of this receipt as sold.
+    NotSold,
     /// There are [`MAX_TOMBSTONES`] already, so the id could not be refused for good.
     Full,
     /// The counts would reach [`MAX_UNITS`].
@@ -200,6 +266,12 @@ pub enum Answer {
     Again,
     /// The record of the operation cannot be read; nothing was changed.
     Unreadable,
+    /// All that was ever sent to a home, or received from it; `seen` is the latest change of
+    /// the sender that a receipt has named.
+    Moved {
+        total: u64,
+        seen: u64,
+    },
 }
 
 /// The segments of an epoch that units are from, with the number of units of each.
@@ -215,7 +287,10 @@ pub enum Status {
     Cancelled,
     Expired,
     Refund,
+    /// A refund of damaged units, which are not available again.
+    DamagedRefund,
     Restock,
+    WriteOff,
     Tombstone,
 }
 
@@ -231,6 +306,7 @@ pub struct Record {
     pub parts: Parts,
     /// When it had its effect, in milliseconds of Unix time, as `expires`.
     pub at: u64,
+    /// When a reservation expires; of a refund, when the refunded operation had its effect.
     pub expires: u64,
     /// The buyer; of a refund, the operation that it refunds.
     pub whose: Option<Id>,
@@ -272,77 +348,6 @@ impl Record {
     }
 }
 
-/// An inventory at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are named like what they hold")]
-pub struct View {
-    pub now: u64,
-    pub birth: u64,
-    pub epoch: u32,
-    pub segments: u32,
-    pub available: u64,
-    pub reserved: u64,
-    pub sold: u64,
-    pub initial: u64,
-    pub restocked: u64,
-    pub opens_at: u64,
-    pub closes_at: u64,
-    pub paused: bool,
-    pub per_buyer: u64,
-    pub retention: u64,
-    pub journal: u64,
-    /// The number of open reservations; `next_expiry` is when the first of them expires,
-    /// or 0.
-    pub holds: u64,
-    pub next_expiry: u64,
-    /// The units that were sold under an operation id and not given back.
-    pub sold_by_id: u64,
-    /// Rises with every change.
-    pub changes: u64,
-    /// The generation of records that was written last, and the one before it; 0 means
-    /// none. The last may be ahead of the clock, if the clock was set back.
-    pub generations: [u64; 2],
-}
-
-impl View {
-    /// The generations whose records are still found; 0 replaces one that is not found.
-    pub(crate) fn found_generations(&self) -> [u64; 2] {
-        let oldest = self.generation(self.now).saturating_sub(1);
-        self.generations.map(|of| if of >= oldest { of } else { 0 })
-    }
-
-    /// Whether no record was deleted yet because its retention was over.
-    pub(crate) fn has_all_records(&self) -> bool {
-        let first = self.generation(self.birth / 1_000);
-        let [last, before] = self.generations;
-        let kept_all = before == 0 || [last, before] == [first + 1, first];
-        let oldest = if before == 0 { last } else { before };
-        kept_all && (oldest == 0 || self.generation(self.now) <= oldest + 1)
-    }
-
-    fn generation(&self, at: u64) -> u64 {
-        generation(self.birth, self.retention, at)
-    }
-}
-
-/// What each answer says about the inventory: the part of a [`View`] that requests use.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Snapshot {
-    pub(crate) now: u64,
-    pub(crate) available: u64,
-    pub(crate) reserved: u64,
-    pub(crate) next_expiry: u64,
-    pub(crate) opens_at: u64,
-    pub(crate) changes: u64,
-}
-
-impl From<&View> for Snapshot {
-    fn from(view: &View) -> Self {
-        let View { now, available, reserved, next_expiry, opens_at, changes, .. } = *view;
-        Snapshot { now, available, reserved, next_expiry, opens_at, changes }
-    }
-}
-
 /// The counts of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are named like what they hold")]
@@ -357,12 +362,21 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is named like what it does")]
 pub enum Change {
-    Window { opens_at: u64, closes_at: u64 },
+    Window {
+        opens_at: u64,
+        closes_at: u64,
+    },
     Pause,
     Resume,
     PerBuyer(u64),
+    /// The new retention, in milliseconds.
+    Retention(u64),
     Resize(u32),
     Rebalance,
+    /// The settings of a sale with several homes, unless the home has newer ones.
+    Settings(Settings),
+    /// All homes of the sale were made: from now on, one that is not there is lost.
+    Complete,
 }
 
 /// The position from which records are read next; start with the default.
@@ -428,4 +442,21 @@ pub trait Store: Send + Sync + 'static {
     ) -> Call<'a, Vec<Entry>>;
     /// Reads what the server would keep after a crash.
     fn durability(&self) -> Call<'_, Durability>;
+    /// Reads the directory of homes that the home was made with; empty if it is the only one.
+    fn directory<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, String> {
+        let _ = inventory;
+        Box::pin(std::future::ready(Ok(String::new())))
+    }
+    /// Reads the identity of the server, which lasts as long as its data. `make` gives it
+    /// one if it has none. `None`: it has none, or this kind of store needs none.
+    fn identity(&self, make: bool) -> Call<'_, Option<String>> {
+        let _ = make;
+        Box::pin(std::future::ready(Ok(None)))
+    }
+    /// The name of the server that keeps what has this key, for as long as the servers
+    /// share the keys like this; empty if there is only one.
+    fn server_of<'a>(&'a self, key: &'a Key) -> Call<'a, String> {
+        let _ = key;
+        Box::pin(std::future::ready(Ok(String::new())))
+    }
 }

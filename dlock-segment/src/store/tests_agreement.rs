@@ -1,5 +1,7 @@
-//! The scripts and the pure state machine agree: the same random batches, at the times that
-//! the server reports, give the same answers and the same counts, and I2 holds after each.
+//! A store and the pure state machine agree: the same random batches, at the times that the
+//! server reports, give the same answers and the same counts, and I2 holds after each.
+
+use std::collections::BTreeMap;
 
 use dlock::{Dlock, Key};
 use dlock_testkit::redis::RedisServer;
@@ -10,21 +12,74 @@ use super::home::Home;
 use super::redis::Redis;
 use super::redis::codec::Batch;
 use super::{
-    Answer, Change, Counts, Id, InventoryId, MAX_TOMBSTONES, MAX_UNITS, Request, Store as _, Terms,
-    View,
+    Answer, Change, Counts, Cursor, Id, InventoryId, MAX_TOMBSTONES, MAX_UNITS, Record, Request,
+    Settings, Status, Store, Terms, View,
 };
 use crate::planted_bug::PlantedBug;
 
-struct Both {
+/// A store that is compared with the machine.
+pub(super) trait Compared: Store + Clone {
+    fn of(dlock: &Dlock) -> Self;
+
+    /// The indices of a batch in the order in which the store applies it.
+    fn order(batch: &[Request]) -> Vec<usize>;
+
+    fn apply_from(
+        &self,
+        inventory: &InventoryId,
+        start: u32,
+        batch: &[Request],
+    ) -> impl Future<Output = crate::Result<(View, Vec<Answer>)>> + Send;
+
+    /// The counts as they are, with expired reservations.
+    fn counts_as_they_are(
+        &self,
+        inventory: &InventoryId,
+    ) -> impl Future<Output = crate::Result<Vec<Counts>>> + Send;
+
+    /// Whether its journal has the same entries under the same numbers.
+    const SAME_JOURNAL: bool;
+}
+
+impl Compared for Redis {
+    const SAME_JOURNAL: bool = false;
+
+    fn of(dlock: &Dlock) -> Self {
+        Redis::new(dlock.client_extension()).expect("Redis")
+    }
+
+    fn order(batch: &[Request]) -> Vec<usize> {
+        Batch::new(batch).order()
+    }
+
+    async fn apply_from(
+        &self,
+        inventory: &InventoryId,
+        start: u32,
+        batch: &[Request],
+    ) -> crate::Result<(View, Vec<Answer>)> {
+        Redis::apply_from(self, inventory, start, batch).await
+    }
+
+    async fn counts_as_they_are(&self, inventory: &InventoryId) -> crate::Result<Vec<Counts>> {
+        self.counts_without_reclaim(inventory).await.map(|(_, counts)| counts)
+    }
+}
+
+pub(super) struct Both<S> {
     dlock: Dlock,
-    redis: Redis,
+    store: S,
     sale: InventoryId,
     home: Home,
     random: StdRng,
+    /// What was sold under an id, for refunds that come after the retention.
+    receipts: Vec<(Id, Record)>,
+    /// What was sent to other homes, and received from them, as last heard.
+    counters: [[u64; 3]; 2],
 }
 
-impl Both {
-    async fn new(dlock: &Dlock, seed: u64) -> Self {
+impl<S: Compared> Both<S> {
+    pub(super) async fn new(dlock: &Dlock, seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let terms = Terms {
             stock: random.random_range(1..60),
@@ -34,19 +89,28 @@ impl Both {
             closes_at: 0,
             retention: [15, 200, 20_000, 3_600_000][random.random_range(0..4)],
             journal: if random.random() { 100_000 } else { 0 },
+            directory: if random.random() { "some homes".into() } else { String::new() },
         };
         let key = Key::new(format!("agreement-{seed}")).expect("a key");
         Self::with(dlock, key, terms, random).await
     }
 
     async fn with(dlock: &Dlock, key: Key, terms: Terms, random: StdRng) -> Self {
-        let redis = Redis::new(dlock.client_extension()).expect("Redis");
-        let (store, name, wanted) = (redis.clone(), key.clone(), terms.clone());
-        let made = on_driver(dlock, async move { store.create(&name, &wanted).await }).await;
+        let store = S::of(dlock);
+        let (creating, name, wanted) = (store.clone(), key.clone(), terms.clone());
+        let made = on_driver(dlock, async move { creating.create(&name, &wanted).await }).await;
         let view = made.expect("a sale");
         let home = Home::new(view.birth, terms, PlantedBug::default());
         let sale = InventoryId { key, birth: view.birth };
-        Both { dlock: dlock.clone(), redis, sale, home, random }
+        Both {
+            dlock: dlock.clone(),
+            store,
+            sale,
+            home,
+            random,
+            receipts: Vec::new(),
+            counters: [[0; 3]; 2],
+        }
     }
 
     fn id(&mut self) -> Id {
@@ -60,7 +124,7 @@ impl Both {
 
     fn request(&mut self) -> Request {
         let quantity = [1, 1, 1, 2, 3, 7, 20][self.random.random_range(0..7)];
-        match self.random.random_range(0..14) {
+        match self.random.random_range(0..19) {
             0 | 1 => Request::Deduct { quantity, operation: None, buyer: None },
             2 => Request::Deduct { quantity, operation: None, buyer: self.buyer() },
             3 | 4 => Request::Deduct { quantity, operation: Some(self.id()), buyer: self.buyer() },
@@ -76,16 +140,46 @@ impl Both {
             }
             10 | 11 => {
                 let quantity = if self.random.random() { 0 } else { quantity };
-                let number = self.random.random_range(0..20);
-                Request::Refund { of: self.id(), quantity, operation: format!("f{number}").into() }
+                let operation = format!("f{}", self.random.random_range(0..60)).into();
+                let damaged = self.random.random_ratio(1, 4);
+                let of = self.id();
+                if self.receipts.is_empty() || self.random.random() {
+                    return Request::Refund { of, quantity, operation, damaged, receipt: None };
+                }
+                let at = self.random.random_range(0..self.receipts.len());
+                let (of, record) = self.receipts[at].clone();
+                let receipt = Some(Box::new(record));
+                Request::Refund { of, quantity, operation, damaged, receipt }
             }
             12 => {
                 let operation = self.random.random_bool(0.5).then(|| self.id());
                 Request::Restock { quantity, operation }
             }
+            13 => Request::WriteOff { quantity, operation: self.id() },
+            16 => Request::Import { quantity, operation: self.id(), buyer: self.buyer() },
+            17 => {
+                let quantity = self.random.random_range(0..4);
+                Request::ConfirmPart { operation: self.id(), quantity }
+            }
+            // Both are given what may be the counter, so that some of them have an effect.
+            14 => {
+                let (to, after) = self.random_counter(0);
+                Request::Send { to, quantity: quantity * self.random.random_range(0..2), after }
+            }
+            15 => {
+                let (from, total) = self.random_counter(1);
+                let total = total + quantity * self.random.random_range(0..2);
+                Request::Receive { from, total, seen: self.random.random_range(0..100) }
+            }
             _ if self.random.random_bool(0.3) => Request::Resolve { operation: self.id() },
             _ => Request::Look { operation: self.id() },
         }
+    }
+
+    /// One of three homes, and what may have been sent to it or received from it.
+    fn random_counter(&mut self, kind: usize) -> (u32, u64) {
+        let home = self.random.random_range(0..3);
+        (home, self.counters[kind][home as usize])
     }
 
     fn home_now(&self) -> u64 {
@@ -103,11 +197,11 @@ impl Both {
     /// On both; the answers, which are the same.
     async fn apply(&mut self, batch: &[Request]) -> Vec<Answer> {
         let start = self.random.random_range(0..20);
-        let (redis, sale, requests) = (self.redis.clone(), self.sale.clone(), batch.to_vec());
+        let (store, sale, requests) = (self.store.clone(), self.sale.clone(), batch.to_vec());
         let applied =
-            on_driver(&self.dlock, async move { redis.apply_from(&sale, start, &requests).await });
+            on_driver(&self.dlock, async move { store.apply_from(&sale, start, &requests).await });
         let (view, answers) = applied.await.expect("an answer");
-        let order = Batch::new(batch).order();
+        let order = S::order(batch);
         self.home.reclaim(view.now);
         let mut expected: Vec<Option<Answer>> = vec![None; batch.len()];
         for at in order {
@@ -115,20 +209,52 @@ impl Both {
         }
         let expected: Vec<Answer> = expected.into_iter().flatten().collect();
         assert_eq!(answers, expected, "{batch:#?}");
+        for (request, answer) in batch.iter().zip(&answers) {
+            match (request, answer) {
+                (Request::Send { to, .. }, Answer::Moved { total, .. }) => {
+                    self.counters[0][*to as usize] = *total;
+                }
+                (Request::Receive { from, .. }, Answer::Moved { total, .. }) => {
+                    self.counters[1][*from as usize] = *total;
+                }
+                _ => {}
+            }
+            let (Request::Deduct { operation: Some(of), .. } | Request::Confirm { operation: of }) =
+                request
+            else {
+                continue;
+            };
+            if let Answer::Found(record) = answer
+                && matches!(record.status, Status::Taken | Status::Confirmed)
+            {
+                let receipt = Record { refunded: 0, expires: 0, ..record.clone() };
+                self.receipts.push((of.clone(), receipt));
+            }
+        }
         self.compare(&view).await;
         answers
     }
 
     async fn change(&mut self) {
-        let change = match self.random.random_range(0..6) {
+        let change = match self.random.random_range(0..9) {
             0 => Change::Pause,
             1 | 2 => Change::Resume,
             3 => Change::PerBuyer(self.random.random_range(0..6)),
-            4 => Change::Resize([1, 2, 7, 11, 300][self.random.random_range(0..5)]),
+            4 => Change::Retention([15, 40, 20_000][self.random.random_range(0..3)]),
+            6 => Change::Complete,
+            7 => Change::Settings(Settings {
+                version: self.random.random_range(0..20),
+                opens_at: self.random.random_range(0..2),
+                closes_at: 0,
+                paused: self.random.random_ratio(1, 4),
+                per_buyer: self.random.random_range(0..6),
+                retention: [15, 40, 20_000][self.random.random_range(0..3)],
+            }),
+            5 => Change::Resize([1, 2, 7, 11, 300][self.random.random_range(0..5)]),
             _ => Change::Rebalance,
         };
-        let (redis, sale) = (self.redis.clone(), self.sale.clone());
-        let changed = on_driver(&self.dlock, async move { redis.change(&sale, change).await });
+        let (store, sale) = (self.store.clone(), self.sale.clone());
+        let changed = on_driver(&self.dlock, async move { store.change(&sale, change).await });
         let view = changed.await.expect("an answer");
         self.home.change(view.now, change);
         self.compare(&view).await;
@@ -140,10 +266,9 @@ impl Both {
             view
         };
         assert_eq!(shown(view.clone()), shown(self.home.view(view.now)));
-        let (redis, sale) = (self.redis.clone(), self.sale.clone());
-        let counted =
-            on_driver(&self.dlock, async move { redis.counts_without_reclaim(&sale).await });
-        let (_, counts) = counted.await.expect("an answer");
+        let (store, sale) = (self.store.clone(), self.sale.clone());
+        let counted = on_driver(&self.dlock, async move { store.counts_as_they_are(&sale).await });
+        let counts = counted.await.expect("an answer");
         assert_eq!(counts, self.home.units.segments());
         let mut sum = Counts::default();
         for counts in counts {
@@ -156,14 +281,68 @@ impl Both {
             (sum.available, sum.reserved, sum.sold),
             (view.available, view.reserved, view.sold)
         );
-        assert_eq!(view.initial + view.restocked, view.available + view.reserved + view.sold, "I2");
+        let counted = view.available + view.reserved + view.sold + view.written_off + view.sent;
+        assert_eq!(view.initial + view.restocked + view.received, counted, "I2");
+    }
+
+    /// Random batches and changes.
+    pub(super) async fn run(&mut self) {
+        for _ in 0..150 {
+            match self.random.random_range(0..12) {
+                0 => self.change().await,
+                1 if self.random.random_bool(0.3) => {
+                    tokio::time::sleep(std::time::Duration::from_millis(8)).await;
+                }
+                _ => self.batch().await,
+            }
+        }
+        self.compare_journals().await;
+        self.compare_records().await;
+    }
+
+    /// Everything that is on record, and what each buyer has.
+    async fn compare_records(&mut self) {
+        let (store, sale) = (self.store.clone(), self.sale.clone());
+        let read = on_driver(&self.dlock, async move {
+            let view = store.apply_from(&sale, 0, &[]).await?.0;
+            let (mut records, mut buyers) = (BTreeMap::new(), BTreeMap::new());
+            let mut next = Some(Cursor::default());
+            while let Some(from) = next {
+                let page = store.records(&sale, from).await?;
+                for (id, record) in page.records {
+                    records.entry(id).or_insert(record);
+                }
+                buyers.extend(page.buyers);
+                next = page.next;
+            }
+            Ok((view, store.view(&sale).await?, records, buyers))
+        });
+        let (before, after, records, buyers) = read.await.expect("the records");
+        if before.found_generations() != after.found_generations()
+            || before.changes != after.changes
+        {
+            return; // some were forgotten or given back meanwhile
+        }
+        self.home.reclaim(before.now);
+        let mut expected = BTreeMap::new();
+        for (id, record) in self.home.ledger.all(before.now) {
+            expected.entry(id.clone()).or_insert_with(|| Some(record.clone()));
+        }
+        assert_eq!(records, expected);
+        let expected: BTreeMap<Id, u64> = self.home.buyers.clone().into_iter().collect();
+        assert_eq!(buyers, expected);
     }
 
     async fn compare_journals(&mut self) {
-        let (redis, sale) = (self.redis.clone(), self.sale.clone());
-        let read = on_driver(&self.dlock, async move { redis.journal(&sale, 0, 100_000).await });
+        let (store, sale) = (self.store.clone(), self.sale.clone());
+        let read = on_driver(&self.dlock, async move { store.journal(&sale, 0, 100_000).await });
         let mut entries = read.await.expect("a journal");
+        // To read the journal gives back what expired meanwhile.
+        self.home.reclaim(entries.last().map_or(0, |entry| entry.at));
         let mut expected = self.home.entries(0, 100_000);
+        if S::SAME_JOURNAL {
+            assert_eq!(entries, expected);
+        }
         // Anonymous deductions of a batch that are alike are one entry in Redis, and
         // what expires at one moment does so in any order.
         let sum = |entries: &mut Vec<super::Entry>, effect| {
@@ -200,20 +379,37 @@ async fn on_driver<T: Send + 'static>(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_scripts_and_the_machine_agree() {
     let Some(server) = RedisServer::start() else { return };
-    let dlock = Dlock::connect(&server.url()).await.expect("a client");
+    agree(&Dlock::connect(&server.url()).await.expect("a client")).await;
+}
+
+/// There, all keys of a home exist at all times, and records are kept in a ring.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_scripts_and_the_machine_agree_in_a_cluster() {
+    let Some(node) = RedisServer::with(&["--cluster-enabled", "yes"]) else { return };
+    node.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    let began = std::time::Instant::now();
+    while !node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok") {
+        assert!(began.elapsed().as_secs() < 60, "the cluster never works");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let url = format!("redis+cluster://127.0.0.1:{}", node.port());
+    let dlock = Dlock::connect(&url).await.expect("a client");
+    agree(&dlock).await;
+    // All keys of each home are still there.
+    let names = node.cli(&["KEYS", "*"]);
+    let homes: std::collections::BTreeSet<_> =
+        names.lines().filter_map(|name| name.rsplit_once("}:i").map(|(tag, _)| tag)).collect();
+    assert!(!homes.is_empty());
+    for tag in homes {
+        let count = names.lines().filter(|name| name.starts_with(&format!("{tag}}}:i"))).count();
+        assert_eq!(count, 14, "{tag}");
+    }
+}
+
+async fn agree(dlock: &Dlock) {
     let seeds = std::env::var("DLOCK_TEST_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
     for seed in 0..seeds.unwrap_or(40) {
-        let mut both = Both::new(&dlock, seed).await;
-        for _ in 0..150 {
-            match both.random.random_range(0..12) {
-                0 => both.change().await,
-                1 if both.random.random_bool(0.3) => {
-                    tokio::time::sleep(std::time::Duration::from_millis(8)).await;
-                }
-                _ => both.batch().await,
-            }
-        }
-        both.compare_journals().await;
+        Both::<Redis>::new(dlock, seed).await.run().await;
     }
 }
 
@@ -229,9 +425,10 @@ async fn counts_are_exact_below_the_most_and_refused_from_there() {
         closes_at: 0,
         retention: 3_600_000,
         journal: 100,
+        directory: String::new(),
     };
     let key = Key::new("most").expect("a key");
-    let mut both = Both::with(&dlock, key, terms, StdRng::seed_from_u64(0)).await;
+    let mut both = Both::<Redis>::with(&dlock, key, terms, StdRng::seed_from_u64(0)).await;
     let restock =
         |quantity| Request::Restock { quantity, operation: Some(format!("d{quantity}").into()) };
     let deduct = |quantity| Request::Deduct { quantity, operation: None, buyer: None };
@@ -256,9 +453,10 @@ async fn tombstones_are_bounded() {
         closes_at: 0,
         retention: 3_600_000 * 24 * 365,
         journal: 0,
+        directory: String::new(),
     };
     let key = Key::new("strangers").expect("a key");
-    let mut both = Both::with(&dlock, key, terms, StdRng::seed_from_u64(0)).await;
+    let mut both = Both::<Redis>::with(&dlock, key, terms, StdRng::seed_from_u64(0)).await;
     let each = 2_500;
     for from in 0..MAX_TOMBSTONES / each {
         let batch: Vec<Request> = (0..each)
@@ -284,17 +482,4 @@ async fn tombstones_are_bounded() {
         .await;
     assert_eq!(refused[..2], [Answer::Full, Answer::Full]);
     assert!(refused[2..].iter().all(|answer| matches!(answer, Answer::Found(_))), "{refused:?}");
-}
-
-/// The records of sales that are made together do not end together.
-#[test]
-fn each_sale_has_a_phase() {
-    let (day, birth) = (24 * 3_600_000, 1_763_000_000_000_000);
-    let ends = |birth| {
-        let now = birth / 1_000;
-        let number = super::generation(birth, day, now);
-        (now..).step_by(60_000).find(|now| super::generation(birth, day, *now) > number)
-    };
-    let ends: std::collections::BTreeSet<_> = (0..100).map(|at| ends(birth + at * 150)).collect();
-    assert!(ends.len() > 90, "{ends:?}");
 }

@@ -4,32 +4,54 @@ use std::collections::BTreeSet;
 
 use hashbrown::HashMap;
 
-use crate::store::{Id, MAX_TOMBSTONES, Record, Status, generation};
+use crate::store::{Generations, Id, MAX_TOMBSTONES, Record, Status};
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    birth: u64,
-    /// The length of a generation, in milliseconds.
-    retention: u64,
+    pub(crate) numbering: Generations,
     /// The tombstones of the generation that was written last.
-    tombstones: u64,
+    pub(super) tombstones: u64,
     /// The generation that was written last and the one before it.
-    written: (u64, HashMap<Id, Record>),
-    before: (u64, HashMap<Id, Record>),
-    holds: HashMap<Id, Record>,
-    expiry: BTreeSet<(u64, Id)>,
+    pub(super) written: (u64, HashMap<Id, Record>),
+    pub(super) before: (u64, HashMap<Id, Record>),
+    pub(super) holds: HashMap<Id, Record>,
+    pub(super) expiry: BTreeSet<(u64, Id)>,
+    /// What was given back of each purchase: by its id and the time of its effect.
+    pub(super) returns: HashMap<(Id, u64), Vec<Return>>,
+    /// What is known of the reservations that are not in `holds`.
+    pub(super) unloaded: UnloadedHolds,
+}
+
+/// The open reservations that a ledger does not have: only a store that loads a part of a
+/// home has some.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct UnloadedHolds {
+    pub(crate) count: u64,
+    /// When the first of them expires, unless one that is loaded expires earlier; 0 if that
+    /// is so.
+    pub(crate) next_expiry: u64,
+}
+
+/// Units of a purchase that were given back.
+#[derive(Clone, Debug)]
+pub(crate) struct Return {
+    pub(crate) id: Id,
+    pub(crate) quantity: u64,
+    pub(crate) at: u64,
+    pub(crate) status: Status,
 }
 
 impl Ledger {
     pub(crate) fn new(birth: u64, retention: u64) -> Self {
         Ledger {
-            birth,
-            retention,
+            numbering: Generations::new(birth, retention),
             tombstones: 0,
             written: Default::default(),
             before: Default::default(),
             holds: HashMap::new(),
             expiry: BTreeSet::new(),
+            returns: HashMap::new(),
+            unloaded: UnloadedHolds::default(),
         }
     }
 
@@ -61,7 +83,19 @@ impl Ledger {
     }
 
     fn generation(&self, now: u64) -> u64 {
-        generation(self.birth, self.retention, now)
+        self.numbering.at(now)
+    }
+
+    pub(crate) fn change_retention(&mut self, now: u64, retention: u64) {
+        self.numbering = self.numbering.change(now, self.written.0, retention);
+    }
+
+    pub(crate) fn returns(&self, of: &Id, at: u64) -> &[Return] {
+        self.returns.get(&(of.clone(), at)).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn add_return(&mut self, of: &Id, at: u64, returned: Return) {
+        self.returns.entry((of.clone(), at)).or_default().push(returned);
     }
 
     /// Whether one more tombstone can be written.
@@ -70,7 +104,7 @@ impl Ledger {
     }
 
     pub(crate) fn holds(&self) -> u64 {
-        self.holds.len() as u64
+        self.unloaded.count + self.holds.len() as u64
     }
 
     /// The generations that are kept, the last one first; 0 means none.
@@ -80,7 +114,11 @@ impl Ledger {
 
     /// When the first reservation expires; 0 if there is none.
     pub(crate) fn next_expiry(&self) -> u64 {
-        self.expiry.first().map_or(0, |(expires, _)| *expires)
+        let loaded = self.expiry.first().map_or(0, |(expires, _)| *expires);
+        match (loaded, self.unloaded.next_expiry) {
+            (0, next) | (next, 0) => next,
+            (one, other) => one.min(other),
+        }
     }
 
     /// The first reservation that expired, if one did.

@@ -2,6 +2,11 @@
 //! of the Redis store do the same, and a test compares both.
 
 pub(crate) mod ledger;
+pub(crate) mod moves;
+mod part;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+pub(crate) mod partial;
+mod returns;
 pub(crate) mod units;
 
 use std::collections::VecDeque;
@@ -9,10 +14,12 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 
 use self::ledger::Ledger;
+use self::moves::Moves;
+use self::returns::Refund;
 use self::units::{Kind, Units};
 use super::{
-    Answer, Change, Effect, Entry, Id, MAX_RECLAIMED, MAX_UNITS, Parts, Record, Request, Status,
-    Terms, View,
+    Answer, Change, Effect, Entry, Id, MAX_RECLAIMED, MAX_UNITS, Parts, Record, Request, Settings,
+    Status, Terms, View,
 };
 use crate::planted_bug::{Bug, PlantedBug};
 
@@ -28,8 +35,14 @@ pub(crate) struct Home {
     paused: bool,
     per_buyer: u64,
     restocked: u64,
+    written_off: u64,
     sold_by_id: u64,
     changes: u64,
+    /// The version of the settings that all homes of a sale share.
+    version: u64,
+    /// All homes of the sale were made.
+    is_complete: bool,
+    moves: Moves,
     pub(crate) units: Units,
     pub(crate) ledger: Ledger,
     pub(crate) buyers: HashMap<Id, u64>,
@@ -50,8 +63,12 @@ impl Home {
             paused: false,
             per_buyer,
             restocked: 0,
+            written_off: 0,
             sold_by_id: 0,
             changes: 0,
+            version: 0,
+            is_complete: false,
+            moves: Moves::default(),
             units: Units::new(stock, segments),
             ledger: Ledger::new(birth, retention),
             buyers: HashMap::new(),
@@ -77,16 +94,24 @@ impl Home {
             sold: total.sold,
             initial: self.terms.stock,
             restocked: self.restocked,
+            written_off: self.written_off,
             opens_at: self.opens_at,
             closes_at: self.closes_at,
             paused: self.paused,
             per_buyer: self.per_buyer,
-            retention: self.terms.retention,
+            numbering: self.ledger.numbering,
             journal: self.terms.journal,
             holds: self.ledger.holds(),
             next_expiry: self.ledger.next_expiry(),
             sold_by_id: self.sold_by_id,
             changes: self.changes,
+            sent: self.moves.all_sent(),
+            received: self.moves.all_received(),
+            inflow: self.units.inflow,
+            leased: 0,
+            version: self.version,
+            is_one_of_several: !self.terms.directory.is_empty(),
+            is_complete: self.is_complete,
             generations: self.ledger.generations(),
         }
     }
@@ -114,13 +139,26 @@ impl Home {
                 self.reserve(now, start, *quantity, operation, buyer.as_ref(), *expires_in)
             }
             Request::Confirm { operation } => self.close(now, operation, Status::Confirmed),
+            Request::ConfirmPart { operation, quantity } => {
+                self.confirm_part(now, operation, *quantity)
+            }
             Request::Cancel { operation } => self.close(now, operation, Status::Cancelled),
             Request::Extend { operation, until } => self.extend(now, operation, *until),
-            Request::Refund { of, quantity, operation } => {
-                self.refund(now, of, *quantity, operation)
+            Request::Refund { of, quantity, operation, damaged, receipt } => {
+                let status = if *damaged { Status::DamagedRefund } else { Status::Refund };
+                let receipt = receipt.as_deref();
+                self.refund(
+                    now,
+                    of,
+                    receipt,
+                    &Refund { id: operation, quantity: *quantity, status },
+                )
             }
             Request::Restock { quantity, operation } => {
                 self.restock(now, start, *quantity, operation.as_ref())
+            }
+            Request::WriteOff { quantity, operation } => {
+                self.write_off(now, start, *quantity, operation)
             }
             Request::Resolve { operation } => match self.look(now, operation) {
                 Some(record) => Answer::Found(record),
@@ -128,6 +166,15 @@ impl Home {
             },
             Request::Look { operation } => {
                 self.look(now, operation).map_or(Answer::Absent, Answer::Found)
+            }
+            Request::Import { quantity, operation, buyer } => {
+                self.import(now, start, *quantity, operation, buyer.as_ref())
+            }
+            Request::Send { to, quantity, after } => {
+                self.send_units(now, start, *to, *quantity, *after)
+            }
+            Request::Receive { from, total, seen } => {
+                self.receive_units(now, start, *from, *total, *seen)
             }
         }
     }
@@ -202,21 +249,28 @@ impl Home {
         if self.closes_at != 0 && now >= self.closes_at {
             return Some(Answer::Ended);
         }
-        let next = self.ledger.next_expiry();
-        let more_expired = next != 0 && next <= now;
         if self.per_buyer != 0 {
             let Some(buyer) = buyer else { return Some(Answer::BuyerMissing) };
             let has = self.buyers.get(buyer).copied().unwrap_or(0);
             if has + quantity > self.per_buyer {
-                let again = more_expired && quantity <= self.per_buyer;
+                let again = self.more_expired(now) && quantity <= self.per_buyer;
                 return Some(if again { Answer::Again } else { Answer::LimitReached });
             }
         }
+        self.shortage(now, quantity)
+    }
+
+    /// The answer if fewer units than this are available.
+    fn shortage(&self, now: u64, quantity: u64) -> Option<Answer> {
         let available = self.units.total.available;
-        if available < quantity {
-            return Some(if more_expired { Answer::Again } else { Answer::SoldOut { available } });
-        }
-        None
+        let again = self.more_expired(now);
+        let short = if again { Answer::Again } else { Answer::SoldOut { available } };
+        (available < quantity).then_some(short)
+    }
+
+    fn more_expired(&self, now: u64) -> bool {
+        let next = self.ledger.next_expiry();
+        next != 0 && next <= now
     }
 
     fn take_units(
@@ -308,64 +362,11 @@ impl Home {
         Answer::Found(record)
     }
 
-    fn refund(&mut self, now: u64, of: &Id, quantity: u64, id: &Id) -> Answer {
-        if let Some(record) = self.look(now, id)
-            && !self.planted.is(Bug::DoubleRefund)
-        {
-            let quantity = if quantity == 0 { record.quantity } else { quantity };
-            return again(record, &[Status::Refund], quantity, Some(of));
-        }
-        let mut target = match self.look(now, of) {
-            None => return Answer::Absent,
-            Some(target) if matches!(target.status, Status::Taken | Status::Confirmed) => target,
-            Some(target)
-                if matches!(
-                    target.status,
-                    Status::Cancelled | Status::Expired | Status::Tombstone
-                ) =>
-            {
-                return Answer::TooMuch { left: 0 };
-            }
-            Some(_) => return Answer::Conflict,
-        };
-        let left = target.quantity - target.refunded;
-        let quantity = if quantity == 0 { left } else { quantity };
-        if left == 0 || quantity > left {
-            return Answer::TooMuch { left };
-        }
-        let parts = cut(&target.parts, target.refunded, quantity);
-        self.units.convert(target.epoch, &parts, Kind::Sold, Kind::Available);
-        self.sold_by_id -= quantity;
-        if let Some(buyer) = &target.whose {
-            self.buyer_gives_back(&buyer.clone(), quantity);
-        }
-        target.refunded += quantity;
-        let epoch = target.epoch;
-        self.ledger.put(now, of, target);
-        let whose = Some(of.clone());
-        let status = Status::Refund;
-        let record =
-            Record { status, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose };
-        self.ledger.put(now, id, record.clone());
-        self.changes += 1;
-        self.add_entry(Effect::Refunded, Some(id), &record);
-        Answer::Found(record)
-    }
-
-    fn buyer_gives_back(&mut self, buyer: &Id, quantity: u64) {
-        if let Some(has) = self.buyers.get_mut(buyer) {
-            *has = has.saturating_sub(quantity);
-            if *has == 0 {
-                self.buyers.remove(buyer);
-            }
-        }
-    }
-
     fn restock(&mut self, now: u64, start: usize, quantity: u64, id: Option<&Id>) -> Answer {
         if let Some(record) = id.and_then(|id| self.look(now, id)) {
             return again(record, &[Status::Restock], quantity, None);
         }
-        if self.units.total.supplied + quantity >= MAX_UNITS {
+        if self.terms.stock + self.restocked + quantity >= MAX_UNITS {
             return Answer::Overflow;
         }
         let start = start % self.units.segments().len();
@@ -391,6 +392,9 @@ impl Home {
     }
 
     pub(crate) fn change(&mut self, now: u64, change: Change) {
+        if matches!(change, Change::Settings(settings) if settings.version <= self.version) {
+            return;
+        }
         self.changes += 1;
         let mut whole = Record::tombstone(now);
         match change {
@@ -400,6 +404,7 @@ impl Home {
             Change::Pause => self.paused = true,
             Change::Resume => self.paused = false,
             Change::PerBuyer(limit) => self.per_buyer = limit,
+            Change::Retention(retention) => self.ledger.change_retention(now, retention),
             Change::Resize(segments) => {
                 self.units.resize(segments);
                 (whole.quantity, whole.epoch) = (segments.into(), self.units.epoch());
@@ -410,6 +415,17 @@ impl Home {
                 whole.epoch = self.units.epoch();
                 self.add_entry(Effect::Rebalanced, None, &whole);
             }
+            Change::Settings(settings) => {
+                let Settings { version, opens_at, closes_at, paused, per_buyer, retention } =
+                    settings;
+                self.version = version;
+                (self.opens_at, self.closes_at) = (opens_at, closes_at);
+                (self.paused, self.per_buyer) = (paused, per_buyer);
+                if retention != self.ledger.numbering.retention {
+                    self.ledger.change_retention(now, retention);
+                }
+            }
+            Change::Complete => self.is_complete = true,
         }
     }
 
@@ -419,6 +435,7 @@ impl Home {
         }
         self.written += 1;
         self.journal.push_back(Entry {
+            home: 0,
             sequence: self.written,
             effect,
             operation: operation.map(|id| id.to_string()),

@@ -11,6 +11,8 @@ pub(crate) struct Units {
     /// How many segments each epoch had.
     sizes: Vec<u32>,
     pub(crate) total: Counts,
+    /// The units that ever became available after the start.
+    pub(crate) inflow: u64,
 }
 
 /// What units can be.
@@ -28,9 +30,26 @@ impl Units {
             stocked: Vec::new(),
             sizes: vec![segments],
             total: Counts::default(),
+            inflow: 0,
         };
         units.total = Counts { available: stock, supplied: stock, ..Counts::default() };
         units.spread(0, stock);
+        units
+    }
+
+    /// The units of segments that were counted before.
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn counted(segments: Vec<Counts>, sizes: Vec<u32>) -> Self {
+        let mut total = Counts::default();
+        for counts in &segments {
+            total.available += counts.available;
+            total.reserved += counts.reserved;
+            total.sold += counts.sold;
+            total.supplied += counts.supplied;
+        }
+        let count = segments.len();
+        let mut units = Units { segments, stocked: Vec::new(), sizes, total, inflow: 0 };
+        (0..count).for_each(|at| units.mark(at));
         units
     }
 
@@ -79,8 +98,32 @@ impl Units {
                 *counts.of(from) -= quantity;
                 *counts.of(to) += quantity;
             }
+            self.inflow += if to == Kind::Available { quantity } else { 0 };
             self.mark(at);
         }
+    }
+
+    /// Takes sold units out of the inventory.
+    pub(crate) fn write_off(&mut self, epoch: u32, parts: &[(u32, u64)]) {
+        for &(segment, quantity) in parts {
+            let at = self.place(epoch, segment);
+            for counts in [&mut self.segments[at], &mut self.total] {
+                counts.sold -= quantity;
+                counts.supplied -= quantity;
+            }
+        }
+    }
+
+    /// Whether so many units of these segments are sold.
+    pub(crate) fn are_sold(&self, epoch: u32, parts: &[(u32, u64)]) -> bool {
+        let mut sold = hashbrown::HashMap::new();
+        epoch <= self.epoch()
+            && parts.iter().all(|&(segment, quantity)| {
+                let at = self.place(epoch, segment);
+                let sum = sold.entry(at).or_insert(0u64);
+                *sum += quantity;
+                self.segments.get(at).is_some_and(|counts| counts.sold >= *sum)
+            })
     }
 
     /// The segment in which the units of a segment of an earlier epoch are counted now.
@@ -93,6 +136,7 @@ impl Units {
     pub(crate) fn restock(&mut self, start: usize, quantity: u64) -> Parts {
         self.total.available += quantity;
         self.total.supplied += quantity;
+        self.inflow += quantity;
         self.spread(start, quantity)
     }
 

@@ -5,7 +5,9 @@ use redis::Value;
 use rmp::encode::{write_array_len, write_str, write_uint};
 
 use crate::store::home::cut;
-use crate::store::{Answer, Counts, Effect, Entry, Id, Parts, Record, Request, Status, View};
+use crate::store::{
+    Answer, Counts, Effect, Entry, Generations, Id, Record, Request, Status, View, record_text,
+};
 
 /// A batch as `apply.lua` reads it. Most requests are similar and are written together:
 /// deductions of one quantity without id or buyer as a run, those with an id and no buyer
@@ -70,7 +72,13 @@ impl<'a> Batch<'a> {
             let _ = write_uint(&mut packed, quantity);
             let _ = write_str(&mut packed, id.map_or("", |id| id));
             let _ = write_str(&mut packed, whose.map_or("", |id| id));
-            let _ = write_uint(&mut packed, extra);
+            let _ = match extra {
+                Extra::Number(number) => write_uint(&mut packed, number).map(drop),
+                Extra::Record(receipt) => {
+                    write_str(&mut packed, &receipt.map(record_text::write).unwrap_or_default())
+                }
+                Extra::Pair(home, number) => write_str(&mut packed, &format!("{home} {number}")),
+            };
         }
         packed
     }
@@ -86,7 +94,7 @@ impl<'a> Batch<'a> {
             let mut words = lines.next()?.splitn(3, ' ');
             let done: u64 = words.next()?.parse().ok()?;
             let refusal = refusal(words.next()?);
-            let parts = parts(words.next()?)?;
+            let parts = record_text::read_parts(words.next()?)?;
             for (place, at) in places.iter().zip(0..) {
                 answers[*place] = if at < done {
                     Answer::Found(Record {
@@ -129,30 +137,58 @@ fn alike(lists: &mut Vec<(u64, Vec<usize>)>, quantity: u64, place: usize) {
     }
 }
 
-fn fields(request: &Request) -> (&'static str, u64, Option<&Id>, Option<&Id>, u64) {
+/// What some kinds of requests have besides.
+enum Extra<'a> {
+    Number(u64),
+    Record(Option<&'a Record>),
+    Pair(u32, u64),
+}
+
+type Fields<'a> = (&'static str, u64, Option<&'a Id>, Option<&'a Id>, Extra<'a>);
+
+fn fields(request: &Request) -> Fields<'_> {
+    let none = Extra::Number(0);
     match request {
         Request::Deduct { quantity, operation, buyer } => {
-            ("d", *quantity, operation.as_ref(), buyer.as_ref(), 0)
+            ("d", *quantity, operation.as_ref(), buyer.as_ref(), none)
         }
         Request::Reserve { quantity, operation, buyer, expires_in } => {
-            ("h", *quantity, Some(operation), buyer.as_ref(), *expires_in)
+            ("h", *quantity, Some(operation), buyer.as_ref(), Extra::Number(*expires_in))
         }
-        Request::Confirm { operation } => ("c", 0, Some(operation), None, 0),
-        Request::Cancel { operation } => ("x", 0, Some(operation), None, 0),
-        Request::Extend { operation, until } => ("e", 0, Some(operation), None, *until),
-        Request::Refund { of, quantity, operation } => {
-            ("r", *quantity, Some(operation), Some(of), 0)
+        Request::Confirm { operation } => ("c", 0, Some(operation), None, none),
+        Request::ConfirmPart { operation, quantity } => {
+            ("p", *quantity, Some(operation), None, none)
         }
-        Request::Restock { quantity, operation } => ("s", *quantity, operation.as_ref(), None, 0),
-        Request::Resolve { operation } => ("q", 0, Some(operation), None, 0),
-        Request::Look { operation } => ("l", 0, Some(operation), None, 0),
+        Request::Cancel { operation } => ("x", 0, Some(operation), None, none),
+        Request::Extend { operation, until } => {
+            ("e", 0, Some(operation), None, Extra::Number(*until))
+        }
+        Request::Refund { of, quantity, operation, damaged, receipt } => {
+            let kind = if *damaged { "g" } else { "r" };
+            (kind, *quantity, Some(operation), Some(of), Extra::Record(receipt.as_deref()))
+        }
+        Request::Restock { quantity, operation } => {
+            ("s", *quantity, operation.as_ref(), None, none)
+        }
+        Request::WriteOff { quantity, operation } => ("w", *quantity, Some(operation), None, none),
+        Request::Resolve { operation } => ("q", 0, Some(operation), None, none),
+        Request::Look { operation } => ("l", 0, Some(operation), None, none),
+        Request::Import { quantity, operation, buyer } => {
+            ("n", *quantity, Some(operation), buyer.as_ref(), none)
+        }
+        Request::Send { to, quantity, after } => {
+            ("o", *quantity, None, None, Extra::Pair(*to, *after))
+        }
+        Request::Receive { from, total, seen } => {
+            ("i", *total, None, None, Extra::Pair(*from, *seen))
+        }
     }
 }
 
 /// Decodes a record, which starts with a lowercase letter, or a refusal.
 fn answer(text: &str) -> Option<Answer> {
     match text.starts_with(|letter: char| letter.is_ascii_lowercase()) {
-        true => Some(record(text).map_or(Answer::Unreadable, Answer::Found)),
+        true => Some(record_text::read(text).map_or(Answer::Unreadable, Answer::Found)),
         false => refusal(text),
     }
 }
@@ -167,9 +203,14 @@ fn refusal(letter: &str) -> Option<Answer> {
         "C" => Answer::Conflict,
         "M" => Answer::BuyerMissing,
         "F" => Answer::Full,
+        "N" => Answer::NotSold,
         "O" => Answer::Overflow,
         "G" => Answer::Again,
         "U" => Answer::Unreadable,
+        other if other.starts_with('V') => {
+            let (total, seen) = other[1..].split_once(' ')?;
+            Answer::Moved { total: total.parse().ok()?, seen: seen.parse().ok()? }
+        }
         other => {
             let number = other.get(1..)?.parse().ok()?;
             match other.as_bytes()[0] {
@@ -181,42 +222,13 @@ fn refusal(letter: &str) -> Option<Answer> {
     })
 }
 
-const STATUSES: [(char, Status); 8] = [
-    ('t', Status::Taken),
-    ('h', Status::Reserved),
-    ('c', Status::Confirmed),
-    ('x', Status::Cancelled),
-    ('e', Status::Expired),
-    ('r', Status::Refund),
-    ('s', Status::Restock),
-    ('q', Status::Tombstone),
-];
-
-/// Decodes a stored record.
-pub(super) fn record(text: &str) -> Option<Record> {
-    let mut words = text.splitn(8, ' ');
-    let letter = words.next()?.chars().next()?;
-    let status = STATUSES.iter().find(|(known, _)| *known == letter)?.1;
-    let mut number = || words.next()?.parse::<u64>().ok();
-    let (quantity, refunded, epoch) = (number()?, number()?, number()?);
-    let (at, expires) = (number()?, number()?);
-    let parts = parts(words.next()?)?;
-    let whose = Some(words.next()?).filter(|whose| !whose.is_empty()).map(Id::from);
-    let epoch = u32::try_from(epoch).ok()?;
-    (refunded <= quantity).then_some(())?;
-    Some(Record { status, quantity, refunded, epoch, parts, at, expires, whose })
-}
-
-fn parts(text: &str) -> Option<Parts> {
-    let part = |part: &str| {
-        let (segment, quantity) = part.split_once(':')?;
-        Some((segment.parse().ok()?, quantity.parse().ok()?))
-    };
-    text.split(',').filter(|part| !part.is_empty()).map(part).collect()
-}
-
 /// The number of 64-bit words of a head; the last one is the time.
 const WORDS: usize = 32;
+
+/// The flags of the layout, as in `head.lua`.
+pub(super) const RING: u64 = 256;
+pub(super) const OF_SEVERAL: u64 = 512;
+const COMPLETE: u64 = 1_024;
 
 /// Decodes a head as `head.lua` packs it.
 pub(super) fn view(head: &Value) -> Option<View> {
@@ -232,11 +244,12 @@ pub(super) fn view(head: &Value) -> Option<View> {
         sold: word(5)?,
         initial: word(6)?,
         restocked: word(7)?,
+        written_off: word(23)?,
         opens_at: word(8)?,
         closes_at: word(9)?,
         paused: word(10)? != 0,
         per_buyer: word(11)?,
-        retention: word(12)?,
+        numbering: Generations { since: word(24)?, number: word(25)?, retention: word(12)? },
         journal: word(13)?,
         holds: word(15)?,
         next_expiry: word(16)?,
@@ -244,6 +257,13 @@ pub(super) fn view(head: &Value) -> Option<View> {
         birth: word(19)?,
         sold_by_id: word(20)?,
         changes: word(21)?,
+        sent: word(26)?,
+        received: word(27)?,
+        inflow: word(28)?,
+        leased: word(29)?,
+        version: word(30)?,
+        is_one_of_several: word(0)? & OF_SEVERAL != 0,
+        is_complete: word(0)? & COMPLETE != 0,
     })
 }
 
@@ -276,12 +296,13 @@ pub(super) fn entry(sequence: u64, line: &str) -> Option<Entry> {
     let letter = letter.chars().next()?;
     let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     Some(Entry {
+        home: 0,
         sequence,
         effect: Effect::ALL.iter().find(|(_, known)| *known == letter)?.0,
         operation: some(operation),
         whose: some(whose),
         quantity: quantity.parse().ok()?,
-        parts: parts(of)?.to_vec(),
+        parts: record_text::read_parts(of)?.to_vec(),
         epoch: epoch.parse().ok()?,
         at: at.parse().ok()?,
     })

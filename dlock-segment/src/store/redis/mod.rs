@@ -14,7 +14,7 @@ use redis::Value;
 use self::codec::Batch;
 use super::{
     Answer, Call, Change, Counts, Cursor, Durability, Entry, InventoryId, Page, Request, Store,
-    Terms, View, missing,
+    Terms, View, missing, record_text,
 };
 use crate::error::{Error, Result};
 
@@ -42,7 +42,14 @@ fn scripts() -> &'static Scripts {
         create: Script::new(script!("rights", "create")),
         open: Script::new(script!("rights", "open")),
         remove: Script::new(script!("remove")),
-        apply: Script::new(script!("apply_first", "apply_segments", "apply_records", "apply")),
+        apply: Script::new(script!(
+            "apply_first",
+            "apply_segments",
+            "apply_records",
+            "apply_returns",
+            "apply_moves",
+            "apply"
+        )),
         change: Script::new(script!("change")),
         look: Script::new(script!("look")),
     })
@@ -56,28 +63,40 @@ type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 #[derive(Clone, Debug)]
 pub struct Redis {
     client: ClientExtension,
+    /// In a cluster all keys are declared and exist; see `lua/head.lua`.
+    is_ring: bool,
 }
+
+/// All keys of an inventory in a cluster.
+const KEYS: [&str; 14] = ["", "t", "z", "h", "x", "b", "r", "m", "j", "e", "o0", "o1", "o2", "o3"];
 
 impl Redis {
     /// The inventories in the lock store of this client; `None` if that is not Redis.
     pub fn new(client: ClientExtension) -> Option<Self> {
         let probe = Key::new("probe").ok()?;
-        client.redis_name(&probe).is_ok().then_some(Redis { client })
+        client.redis_name(&probe).ok()?;
+        let is_ring = client.is_redis_cluster();
+        Some(Redis { client, is_ring })
     }
 
     async fn run(&self, script: &'static Script, key: &Key, arguments: &[&[u8]]) -> Result<Value> {
         let name = self.client.redis_name(key)?;
-        self.client.script(script, &[&name], arguments).await.map_err(|error| error.on(key).into())
+        let ran = if self.is_ring {
+            let names = KEYS.map(|suffix| format!("{name}{suffix}"));
+            let names = names.each_ref().map(String::as_str);
+            self.client.script(script, &names, arguments).await
+        } else {
+            self.client.script(script, &[&name], arguments).await
+        };
+        ran.map_err(|error| error.on(key).into())
     }
 
-    /// Makes a call that only reads, so that a missing answer is not `Unknown`.
-    async fn command(&self, key: Option<&Key>, command: &[&[u8]]) -> Result<Value> {
-        self.client.command(command).await.map_err(|error| {
-            Error::Store(match key {
-                Some(key) => error.on(key),
-                None => error,
-            })
-        })
+    /// Makes a call that only reads the key of this name, so that a missing answer is not
+    /// `Unknown`.
+    async fn command(&self, key: &Key, command: &[&[u8]]) -> Result<Value> {
+        let name = command.get(1).and_then(|name| std::str::from_utf8(name).ok());
+        let sent = self.client.command(name.unwrap_or_default(), command).await;
+        sent.map_err(|error| Error::Store(error.on(key)))
     }
 
     /// Applies a batch, beginning with this segment.
@@ -118,7 +137,11 @@ impl Redis {
         let name = self.client.redis_name(&inventory.key)?;
         let view = self.view(inventory).await?;
         // Newer records come first: holds, then by generation; then the buyers.
-        let [last, before] = view.found_generations();
+        let [last, before] = view.found_generations().map(|generation| match generation {
+            0 => "-".to_owned(),
+            _ if self.is_ring => (generation % 4).to_string(),
+            _ => generation.to_string(),
+        });
         let hashes = [
             format!("{name}h"),
             format!("{name}o{last}"),
@@ -132,17 +155,17 @@ impl Redis {
         let cursor = cursor.to_string();
         let command: [&[u8]; 5] =
             [b"HSCAN", hash_name.as_bytes(), cursor.as_bytes(), b"COUNT", b"1000"];
-        let reply = self.command(Some(&inventory.key), &command).await?;
+        let reply = self.command(&inventory.key, &command).await?;
         let (next, pairs): (u64, Pairs) =
             redis::from_redis_value(reply).map_err(|_| unreadable())?;
         let mut page = Page::default();
-        for (id, value) in &pairs {
+        for (id, value) in pairs.iter().filter(|(id, _)| !id.is_empty()) {
             let id = String::from_utf8_lossy(id).into();
             let value = std::str::from_utf8(value).ok();
             if hash == hashes.len() - 1 {
                 page.buyers.push((id, value.and_then(|value| value.parse().ok()).unwrap_or(0)));
             } else {
-                page.records.push((id, value.and_then(codec::record)));
+                page.records.push((id, value.and_then(record_text::read)));
             }
         }
         page.next = match (next, hash + 1 < hashes.len()) {
@@ -165,7 +188,7 @@ impl Redis {
         let (from, limit) = (format!("({after}-0"), limit.div_ceil(10).to_string());
         let command: [&[u8]; 6] =
             [b"XRANGE", name.as_bytes(), from.as_bytes(), b"+", b"COUNT", limit.as_bytes()];
-        let reply = self.command(Some(&inventory.key), &command).await?;
+        let reply = self.command(&inventory.key, &command).await?;
         let batches: Vec<(String, Vec<(String, String)>)> =
             redis::from_redis_value(reply).map_err(|_| unreadable())?;
         let mut entries = Vec::new();
@@ -198,15 +221,39 @@ impl Redis {
 
     /// A setting of the server; `None` if the user may not read it.
     async fn setting(&self, name: &str) -> Result<Option<String>> {
-        let reply = match self.command(None, &[b"CONFIG", b"GET", name.as_bytes()]).await {
-            Ok(reply) => reply,
-            Err(Error::Store(error)) if error.kind() == dlock::ErrorKind::Unavailable => {
+        let command: [&[u8]; 3] = [b"CONFIG", b"GET", name.as_bytes()];
+        let replies = match self.client.command_everywhere(&command).await {
+            Ok(replies) => replies,
+            Err(error) if error.kind() == dlock::ErrorKind::Unavailable => {
                 return Err(Error::Store(error));
             }
             Err(_) => return Ok(None),
         };
-        let pairs: Vec<(String, String)> = redis::from_redis_value(reply).unwrap_or_default();
-        Ok(pairs.into_iter().next().map(|(_, value)| value))
+        let values = replies.into_iter().map(|reply| {
+            let pairs: Vec<(String, String)> = redis::from_redis_value(reply).unwrap_or_default();
+            pairs.into_iter().next().map(|(_, value)| value)
+        });
+        // Of several servers, the one that keeps least.
+        let rank = |value: &Option<String>| {
+            let ranks = ["yes", "always", "everysec", "no"];
+            value.as_ref().map(|value| ranks.iter().position(|rank| rank == value).unwrap_or(0))
+        };
+        Ok(values.max_by_key(|value| rank(value).map_or(9, |rank| rank)).flatten())
+    }
+
+    async fn server_identity(&self, make: bool) -> Result<Option<String>> {
+        if self.is_ring {
+            return Ok(None); // the cluster says who serves what
+        }
+        let key = Key::new("dlock:server").map_err(Error::from)?;
+        let name = format!("{}u", self.client.redis_name(&key)?);
+        if make {
+            let fresh = format!("{:016x}", rand::rng().random::<u64>());
+            let command: [&[u8]; 4] = [b"SET", name.as_bytes(), fresh.as_bytes(), b"NX"];
+            self.client.command(&name, &command).await.map_err(Error::from)?;
+        }
+        let reply = self.command(&key, &[b"GET", name.as_bytes()]).await?;
+        redis::from_redis_value(reply).map_err(|_| unreadable())
     }
 }
 
@@ -227,8 +274,13 @@ impl Store for Redis {
     fn create<'a>(&'a self, key: &'a Key, terms: &'a Terms) -> Call<'a, View> {
         Box::pin(async move {
             let comparable = terms.to_comparable();
+            let numbers = terms.numbers().map(|number| number.to_string());
+            let flags = if self.is_ring { codec::RING } else { 0 }
+                + if terms.directory.is_empty() { 0 } else { codec::OF_SEVERAL };
+            let flags = flags.to_string();
             let mut arguments = vec![comparable.as_bytes()];
-            arguments.extend(comparable.split(' ').map(str::as_bytes));
+            arguments.extend(numbers.iter().map(String::as_bytes));
+            arguments.push(flags.as_bytes());
             let reply = self.run(&scripts().create, key, &arguments).await?;
             let Value::Array(reply) = &reply else { return Err(unreadable()) };
             let [head, made] = reply.as_slice() else { return Err(unreadable()) };
@@ -266,16 +318,24 @@ impl Store for Redis {
 
     fn change<'a>(&'a self, inventory: &'a InventoryId, change: Change) -> Call<'a, View> {
         Box::pin(async move {
-            let (what, one, two) = match change {
-                Change::Window { opens_at, closes_at } => ("w", opens_at, closes_at),
-                Change::Pause => ("p", 1, 0),
-                Change::Resume => ("p", 0, 0),
-                Change::PerBuyer(limit) => ("l", limit, 0),
-                Change::Resize(segments) => ("z", segments.into(), 0),
-                Change::Rebalance => ("b", 0, 0),
+            let (what, numbers) = match change {
+                Change::Window { opens_at, closes_at } => ("w", vec![opens_at, closes_at]),
+                Change::Pause => ("p", vec![1]),
+                Change::Resume => ("p", vec![0]),
+                Change::PerBuyer(limit) => ("l", vec![limit]),
+                Change::Retention(retention) => ("r", vec![retention]),
+                Change::Resize(segments) => ("z", vec![segments.into()]),
+                Change::Rebalance => ("b", Vec::new()),
+                Change::Complete => ("y", Vec::new()),
+                Change::Settings(to) => {
+                    let (paused, limit) = (to.paused.into(), to.per_buyer);
+                    let times = [to.version, to.opens_at, to.closes_at];
+                    ("s", [&times[..], &[paused, limit, to.retention]].concat())
+                }
             };
-            let (one, two) = (one.to_string(), two.to_string());
-            let arguments = [what.as_bytes(), one.as_bytes(), two.as_bytes()];
+            let numbers: Vec<String> = numbers.iter().map(u64::to_string).collect();
+            let mut arguments = vec![what.as_bytes()];
+            arguments.extend(numbers.iter().map(String::as_bytes));
             self.viewed(&scripts().change, inventory, &arguments).await
         })
     }
@@ -295,7 +355,7 @@ impl Store for Redis {
         Box::pin(async move {
             let name = format!("{}z", self.client.redis_name(&inventory.key)?);
             let command: [&[u8]; 4] = [b"LRANGE", name.as_bytes(), b"0", b"-1"];
-            let reply = self.command(Some(&inventory.key), &command).await?;
+            let reply = self.command(&inventory.key, &command).await?;
             redis::from_redis_value(reply).map_err(|_| unreadable())
         })
     }
@@ -311,6 +371,26 @@ impl Store for Redis {
         limit: usize,
     ) -> Call<'a, Vec<Entry>> {
         Box::pin(self.entries(inventory, after, limit))
+    }
+
+    fn directory<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, String> {
+        Box::pin(async move {
+            let name = format!("{}t", self.client.redis_name(&inventory.key)?);
+            let reply = self.command(&inventory.key, &[b"GET", name.as_bytes()]).await?;
+            let terms = codec::text(&reply).and_then(Terms::from_comparable);
+            Ok(terms.map(|terms| terms.directory).unwrap_or_default())
+        })
+    }
+
+    fn identity(&self, make: bool) -> Call<'_, Option<String>> {
+        Box::pin(self.server_identity(make))
+    }
+
+    fn server_of<'a>(&'a self, key: &'a Key) -> Call<'a, String> {
+        Box::pin(async move {
+            let name = self.client.redis_name(key)?;
+            self.client.redis_server_of(&name).await.map_err(Error::from)
+        })
     }
 
     fn durability(&self) -> Call<'_, Durability> {

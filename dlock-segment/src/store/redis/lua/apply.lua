@@ -19,7 +19,7 @@ local function want(list, id)
 end
 for n = 1, #items, FIELDS do
   want(ids, items[n + 2])
-  if items[n] == 'r' then
+  if is_refund(items[n]) then
     want(ids, items[n + 3])
   end
 end
@@ -39,13 +39,24 @@ end
 local any_known = look_up(names)
 
 -- The buyers whose counts are needed: those who buy, whose reservations end here, and whose
--- units are refunded.
+-- units are refunded. With refunds, also what was given back before.
 wanted = {}
+local purchases = {}
 for n = 1, #items, FIELDS do
-  if items[n] ~= 'r' then
+  if is_refund(items[n]) then
+    local of, receipt = items[n + 3], items[n + 4]
+    for _, record in ipairs({ records[of] or '', receipt }) do
+      local it = parse(record)
+      if it then
+        want(buyers, it.whose)
+        purchases[#purchases + 1] = purchase(of, it.at)
+      end
+    end
+  else
     want(buyers, items[n + 3])
   end
 end
+load_returns(purchases)
 for _, id in ipairs(seen) do
   local status = string.sub(records[id], 1, 1)
   if status == 'h' or status == 't' or status == 'c' then
@@ -70,6 +81,11 @@ for _, id in ipairs(expired) do
   end
 end
 
+-- The answer if more is asked for than is available.
+local function shortage()
+  return more_expired and 'G' or 'S' .. text(head[AVAILABLE])
+end
+
 -- Why this quantity cannot be taken for this buyer; nil if it can.
 local function refusal(quantity, buyer)
   if head[PAUSED] ~= 0 then
@@ -88,17 +104,8 @@ local function refusal(quantity, buyer)
     end
   end
   if head[AVAILABLE] < quantity then
-    return more_expired and 'G' or 'S' .. text(head[AVAILABLE])
+    return shortage()
   end
-end
-
--- The answer to a request under an id that has a record.
-local function again(it, statuses, quantity, whose)
-  if it.status == 'q' or it.status == '?' or (string.find(statuses, it.status, 1, true)
-      and it.quantity == quantity and it.whose == whose) then
-    return write(it)
-  end
-  return 'C'
 end
 
 local starts = {}
@@ -167,6 +174,32 @@ function act.c(_, id)
   return close_by(id, 'c')
 end
 
+function act.p(quantity, id)
+  local it = find(id)
+  if not it then
+    return 'A'
+  elseif it.status ~= 'h' then
+    return string.find('cxeq?', it.status, 1, true) and write(it) or 'C'
+  elseif quantity > it.quantity then
+    return 'T' .. it.quantity
+  elseif quantity == 0 then
+    close(id, it, 'x')
+    return write(it)
+  end
+  local rest = it.quantity - quantity
+  if rest > 0 then
+    local back = cut(it.parts, quantity, rest)
+    move_parts(it.epoch, back, 2, 1)
+    if it.whose ~= '' then
+      buyer_has(it.whose, -rest)
+    end
+    add_entry('x', '', it.whose, rest, back, it.epoch)
+  end
+  it.parts, it.quantity = cut(it.parts, 0, quantity), quantity
+  close(id, it, 'c')
+  return write(it)
+end
+
 function act.x(_, id)
   return close_by(id, 'x')
 end
@@ -187,40 +220,27 @@ function act.e(_, id, _, until_then)
   return write(it)
 end
 
-function act.r(quantity, id, of)
+function act.r(quantity, id, of, receipt)
+  return refund('r', quantity, id, of, receipt)
+end
+
+function act.g(quantity, id, of, receipt)
+  return refund('g', quantity, id, of, receipt)
+end
+
+function act.w(quantity, id)
   local it = find(id)
   if it then
-    return again(it, 'r', quantity == 0 and it.quantity or quantity, of)
+    return again(it, 'w', quantity, '')
+  elseif head[AVAILABLE] < quantity then
+    return shortage()
   end
-  local target = find(of)
-  if not target then
-    return 'A'
-  elseif target.status == '?' then
-    return 'U'
-  elseif string.find('xeq', target.status, 1, true) then
-    return 'T0'
-  elseif target.status ~= 't' and target.status ~= 'c' then
-    return 'C'
-  end
-  local left = target.quantity - target.refunded
-  if quantity == 0 then
-    quantity = left
-  end
-  if left == 0 or quantity > left then
-    return 'T' .. left
-  end
-  local parts = cut(target.parts, target.refunded, quantity)
-  move_parts(target.epoch, parts, 3, 1)
-  head[SOLD_BY_ID] = head[SOLD_BY_ID] - quantity
-  if target.whose ~= '' then
-    buyer_has(target.whose, -quantity)
-  end
-  target.refunded = target.refunded + quantity
-  keep(of, write(target))
-  add_entry('r', id, of, quantity, parts, target.epoch)
+  local parts = take(quantity, 3)
+  take_out(epoch, parts, quantity, WRITTEN_OFF)
+  add_entry('w', id, '', quantity, parts, epoch_text)
   return keep(id, write({
-    status = 'r', quantity = quantity, refunded = 0, epoch = target.epoch, at = now_text,
-    expires = 0, parts = parts, whose = of,
+    status = 'w', quantity = quantity, refunded = 0, epoch = epoch_text, at = now_text,
+    expires = 0, parts = parts, whose = '',
   }))
 end
 
@@ -229,23 +249,12 @@ function act.s(quantity, id)
   if it then
     return again(it, 's', quantity, '')
   end
-  if head[AVAILABLE] + head[RESERVED] + head[SOLD] + quantity >= MAX_UNITS then
+  if head[INITIAL] + head[RESTOCKED] + quantity >= MAX_UNITS then
     return 'O'
   end
-  local each = math.floor(quantity / segments)
-  local odd = quantity - each * segments
-  local parts = {}
-  for offset = 0, (each > 0 and segments or odd) - 1 do
-    local i, some = segment_at(offset), each + (offset < odd and 1 or 0)
-    add(1, i, some)
-    add(4, i, some)
-    available[i] = units(i) + some
-    parts[#parts + 1] = i .. ':' .. some
-  end
-  low, single, raised = 0, math.huge, true
-  head[AVAILABLE] = head[AVAILABLE] + quantity
+  local parts = supply(quantity)
   head[RESTOCKED] = head[RESTOCKED] + quantity
-  add_entry('s', id, '', quantity, table.concat(parts, ','), epoch_text)
+  add_entry('s', id, '', quantity, parts, epoch_text)
   local record = 's ' .. quantity .. ' 0 ' .. epoch_text .. ' ' .. now_text .. ' 0  '
   return id ~= '' and keep(id, record) or record
 end
@@ -258,6 +267,27 @@ end
 function act.l(_, id)
   local it = find(id)
   return it and write(it) or 'A'
+end
+
+function act.n(quantity, id, buyer)
+  local it = find(id)
+  if it and string.find('tc?', it.status, 1, true) then
+    return write(it)
+  elseif it and not string.find('xeq', it.status, 1, true) then
+    return 'C'
+  elseif head[AVAILABLE] < quantity then
+    return shortage()
+  end
+  head[SOLD_BY_ID] = head[SOLD_BY_ID] + quantity
+  return keep(id, taken('t', quantity, id, buyer, '0'))
+end
+
+function act.o(quantity, _, _, extra)
+  return send_units(quantity, extra)
+end
+
+function act.i(total, _, _, extra)
+  return receive_units(total, extra)
 end
 
 -- Deductions without id or buyer, as many at a time as one segment can serve.
@@ -358,8 +388,7 @@ end
 if not changed then
   if #expired == 0 and head[NEXT_EXPIRY] ~= 0 and head[NEXT_EXPIRY] <= now then
     -- An expiry is due that the sorted set does not have: the set was lost.
-    local first = redis.call('ZRANGE', key .. 'x', 0, 0, 'WITHSCORES')
-    head[NEXT_EXPIRY] = tonumber(first[2] or 0)
+    head[NEXT_EXPIRY] = first_expiry()
     redis.pcall('SETRANGE', key, 0, pack_head(head)) -- if the server is out of memory, the next call does it
   end
   return { view(head), table.concat(reply, '\n') }
@@ -400,20 +429,23 @@ call_with('BITFIELD', key, ops)
 call_with('HSET', key .. 'h', holds)
 call_with('ZADD', key .. 'x', expiries)
 if #gone + #overdue + #expiries > 0 then
-  local first = redis.call('ZRANGE', key .. 'x', 0, 0, 'WITHSCORES')
-  head[NEXT_EXPIRY] = tonumber(first[2] or 0)
+  head[NEXT_EXPIRY] = first_expiry()
 end
 if #kept > 0 then
   local fresh = generation > head[GENERATION]
   if fresh then
+    if has_flag(head, RING) then
+      turn_ring(head, generation)
+    end
     head[BEFORE], head[GENERATION] = head[GENERATION], generation
   end
-  local name = key .. 'o' .. text(head[GENERATION])
-  call_with('HSET', name, kept)
+  call_with('HSET', records_of(head, head[GENERATION]), kept)
   if fresh then
-    redis.call('PEXPIREAT', name, text((generation + 3) * head[RETENTION] - phase(head)))
+    expire_generation(head, generation)
   end
 end
+call_with('HSET', key .. 'r', changed_returns())
+call_with('HSET', key .. 'm', changed_counters())
 local without, with = {}, {}
 for buyer in pairs(buyers_changed) do
   if has[buyer] == 0 then

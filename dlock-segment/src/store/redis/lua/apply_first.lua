@@ -7,8 +7,11 @@
 --          runs: quantity, count, ... of deductions without id or buyer
 --          named: quantity, { id, ... }, ... of deductions without buyer; no id comes twice
 --          items: kind, quantity, id, whose, extra, ... with the kinds d deduct,
---          h reserve (extra: how long it lasts), c confirm, x cancel, e extend (extra: until
---          when), r refund (whose: the refunded operation), s restock, q resolve, l look
+--          h reserve (extra: how long it lasts), c confirm, p confirm some units, x cancel, e extend (extra: until
+--          when), r refund and g refund of damaged units (whose: the refunded operation; extra:
+--          the record that it had, or an empty string), s restock, w write off, q resolve,
+--          l look, n a deduction that was lost, o send to another home (extra: the home, and what was ever sent to it),
+--          i receive (quantity: all that the home ever sent; extra: the home, and its change)
 -- Reply: 'N' if there is no such inventory ('R' if it was removed), else the view and lines:
 --   for each run: the number of deductions done, the refusal of the others, the parts;
 --   for each list of ids: a count and the answer that so many ids share, ..., separated by
@@ -17,7 +20,7 @@
 --   An answer is a record or a letter: A absent, S and what is
 --   available: sold out, L limit reached, B before it
 --   opens, E ended, P paused, C conflict, M buyer missing, T and what is left: too much,
---   O overflow, F too many tombstones, G again, U its record cannot be read
+--   V and two numbers: moved, N not sold, O overflow, F too many tombstones, G again, U its record cannot be read
 
 local head = load_head(ARGV[1])
 if not head then

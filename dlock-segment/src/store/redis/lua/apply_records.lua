@@ -38,7 +38,7 @@ local function look_up(ids)
   end
   for _, period in ipairs({ head[BEFORE], head[GENERATION] }) do
     if period ~= 0 and period >= generation - 1 then
-      any = look_in(key .. 'o' .. text(period), ids) or any
+      any = look_in(records_of(head, period), ids) or any
     end
   end
   if head[HOLDS] > 0 then
@@ -48,7 +48,7 @@ local function look_up(ids)
 end
 
 -- Decodes a record; nil if it has another format, or would break the counts.
-local RECORD = '^([thcxersq]) (%d+) (%d+) (%d+) (%d+) (%d+) ([%d:,]*) (%C*)$'
+local RECORD = '^([thcxergswq]) (%d+) (%d+) (%d+) (%d+) (%d+) ([%d:,]*) (%C*)$'
 local function parse(record)
   local status, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
   if not status then

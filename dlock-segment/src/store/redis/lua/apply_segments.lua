@@ -84,6 +84,7 @@ local function move(i, quantity, from, to)
     available[i] = units(i) + quantity
     low, raised = math.min(low, (i - start) % segments), true
     single = math.max(single, available[i])
+    head[INFLOW] = head[INFLOW] + quantity
   end
   head[TOTALS[from]] = head[TOTALS[from]] - quantity
   head[TOTALS[to]] = head[TOTALS[to]] + quantity
@@ -108,6 +109,24 @@ local function single_with(quantity)
     offset = stocked(offset + 1)
   end
   single = quantity - 1
+end
+
+-- Adds available units evenly; the remainder goes to the first segments. Returns the parts.
+local function supply(quantity)
+  local each = math.floor(quantity / segments)
+  local odd = quantity - each * segments
+  local parts = {}
+  for offset = 0, (each > 0 and segments or odd) - 1 do
+    local i, some = segment_at(offset), each + (offset < odd and 1 or 0)
+    add(1, i, some)
+    add(4, i, some)
+    available[i] = units(i) + some
+    parts[#parts + 1] = i .. ':' .. some
+  end
+  low, single, raised = 0, math.huge, true
+  head[AVAILABLE] = head[AVAILABLE] + quantity
+  head[INFLOW] = head[INFLOW] + quantity
+  return table.concat(parts, ',')
 end
 
 -- Takes available units. Returns the parts.

@@ -1,7 +1,9 @@
 -- Changes an inventory as a whole.
 -- ARGV: birth, then one of
 --   'w' opens closes: the opening times; 'p' 0 or 1: paused; 'l' units: limit per buyer;
---   'z' segments: resize; 'b': rebalance
+--   'r' milliseconds: the retention; 'z' segments: resize; 'b': rebalance;
+--   'y': all homes were made; 's' version opens closes paused limit retention: the settings
+--   of all homes, unless it has newer ones
 -- Reply: the view, or 'N' if there is no such inventory ('R' if it was removed).
 
 local head = load_head(ARGV[1])
@@ -41,14 +43,38 @@ local function lay_out(segments)
   return words(available) .. words(reserved) .. words(sold) .. words(supplied)
 end
 
+-- The generation that is written to goes on, for one new retention from now on.
+local function change_retention(retention)
+  head[NUMBER], head[SINCE] = math.max(generation_of(head), head[GENERATION]), now
+  head[RETENTION] = retention
+end
+
 local what = ARGV[2]
+if what == 's' and tonumber(ARGV[3]) <= head[VERSION] then
+  return view(head)
+end
 local regions, journalled
+local retention_changed = what == 'r'
 if what == 'w' then
   head[OPENS], head[CLOSES] = tonumber(ARGV[3]), tonumber(ARGV[4])
 elseif what == 'p' then
   head[PAUSED] = tonumber(ARGV[3])
 elseif what == 'l' then
   head[PER_BUYER] = tonumber(ARGV[3])
+elseif what == 'r' then
+  change_retention(tonumber(ARGV[3]))
+elseif what == 'y' then
+  if not has_flag(head, COMPLETE) then
+    head[LAYOUT] = head[LAYOUT] + COMPLETE
+  end
+elseif what == 's' then
+  head[VERSION] = tonumber(ARGV[3])
+  head[OPENS], head[CLOSES] = tonumber(ARGV[4]), tonumber(ARGV[5])
+  head[PAUSED], head[PER_BUYER] = tonumber(ARGV[6]), tonumber(ARGV[7])
+  retention_changed = tonumber(ARGV[8]) ~= head[RETENTION]
+  if retention_changed then
+    change_retention(tonumber(ARGV[8]))
+  end
 elseif what == 'z' then
   regions = lay_out(tonumber(ARGV[3]))
   head[EPOCH] = head[EPOCH] + 1
@@ -65,6 +91,10 @@ if regions then
   redis.call('SET', key, pack_head(head) .. regions)
 else
   redis.call('SETRANGE', key, 0, pack_head(head))
+end
+if retention_changed then
+  expire_generation(head, head[GENERATION])
+  expire_generation(head, head[BEFORE])
 end
 if what == 'z' then
   redis.call('RPUSH', key .. 'z', ARGV[3])

@@ -7,22 +7,35 @@
 --               segments N words each of available, reserved, sold, supplied
 --   <key>t      string: the terms it was made with
 --   <key>z      list: how many segments each epoch had
---   <key>o<g>   hash: records of generation g, by operation id
+--   <key>o<g>   hash: records of generation g, by operation id; in a ring: of g modulo 4
 --   <key>h      hash: records of open reservations, by operation id
 --   <key>x      sorted set: when each of those expires
 --   <key>b      hash: how many units each buyer has
+--   <key>r      hash: what was given back of a purchase, by '<at> <operation id>'; lines of
+--               the refund's id, quantity, time and status, separated by tabs
 --   <key>d<b>   string: the inventory that was born at b was removed
+--   <key>m      hash: s<h> all that was ever sent to home h, r<h> all that was received from it,
+--               c<h> the latest change of h that a receipt has named
 --   <key>j      stream: the journal; an entry for each batch, whose id is the number of its
 --               last line
+-- In a cluster, a slot may move while a script runs. Then a script must declare all keys, and
+-- all of them must exist. So a home in a cluster (RING) has a field '' in each hash, a member
+-- '' in the sorted set, and four hashes of records that are used in turn and never expire;
+-- <key>e is a hash with nothing else, which replaces the records that are forgotten.
 -- A record is status, quantity, refunded, epoch, at, expires, parts and whose, separated by
 -- spaces; parts are segment:quantity, separated by commas. Statuses: t taken, h held,
--- c confirmed, x cancelled, e expired, r refund, s restock, q tombstone. Times are in
--- milliseconds.
+-- c confirmed, x cancelled, e expired, r refund, g refund of damaged units, s restock,
+-- w write-off, q tombstone. Times are in milliseconds; what expires of a refund is the time
+-- of the purchase.
 
 local LAYOUT, EPOCH, SEGMENTS, AVAILABLE, RESERVED, SOLD, INITIAL, RESTOCKED = 1, 2, 3, 4, 5, 6, 7, 8
 local OPENS, CLOSES, PAUSED, PER_BUYER, RETENTION, JOURNAL, SEQUENCE = 9, 10, 11, 12, 13, 14, 15
 local HOLDS, NEXT_EXPIRY, GENERATION, BEFORE, BIRTH, SOLD_BY_ID, CHANGES = 16, 17, 18, 19, 20, 21, 22
-local TOMBSTONES = 23 -- of the generation that was written last
+local TOMBSTONES, WRITTEN_OFF = 23, 24 -- tombstones of the generation that was written last
+local SINCE, NUMBER = 25, 26 -- when the generation of this number began
+local SENT, RECEIVED, INFLOW, LEASED, VERSION = 27, 28, 29, 30, 31 -- of several homes
+-- The layout is 1, and what a client that does not know these must not touch.
+local RING, OF_SEVERAL, COMPLETE = 256, 512, 1024
 local WORDS = 32
 local FORMAT = '>' .. string.rep('i8', WORDS)
 
@@ -48,7 +61,7 @@ local function load_head(birth)
     return nil
   end
   local head = { struct.unpack(FORMAT, raw) }
-  if head[LAYOUT] ~= 1 then
+  if head[LAYOUT] % 256 ~= 1 or head[LAYOUT] >= 2048 then
     error('DLOCKLAYOUT')
   end
   if birth ~= '0' and text(head[BIRTH]) ~= birth then
@@ -72,15 +85,50 @@ local function view(head)
   return pack_head(head)
 end
 
--- Each inventory has a phase of its own, so that the records of many inventories do not end
--- at the same moment.
-local function phase(head)
-  return head[BIRTH] % 8191 * math.floor(head[RETENTION] / 8191)
+-- The number of the generation at this time. The first is 1; store/generations.rs says more.
+local function generation_of(head)
+  return math.max(1, head[NUMBER] + math.floor((now - head[SINCE]) / head[RETENTION]))
 end
 
--- The number of the generation at this time.
-local function generation_of(head)
-  return math.floor((now + phase(head)) / head[RETENTION])
+local function has_flag(head, flag)
+  return math.floor(head[LAYOUT] / flag) % 2 == 1
+end
+
+-- The hash of the records of a generation.
+local function records_of(head, generation)
+  return key .. 'o' .. text(has_flag(head, RING) and generation % 4 or generation)
+end
+
+-- Makes what keeps a hash in existence.
+local function put_placeholder(hash)
+  redis.call('HSET', hash, '', '')
+end
+
+-- Before a generation is written to for the first time: in a ring, only the records of the
+-- one before it are kept.
+local function turn_ring(head, generation)
+  for at = 0, 3 do
+    if head[GENERATION] ~= generation - 1 or at ~= head[GENERATION] % 4 then
+      -- In one step: a key that does not exist cannot be made again while its slot moves.
+      redis.call('COPY', key .. 'e', key .. 'o' .. at, 'REPLACE')
+    end
+  end
+end
+
+-- When the first reservation expires; 0 if there is none.
+local function first_expiry()
+  local first = redis.call('ZRANGE', key .. 'x', 0, 0, 'WITHSCORES')
+  return (first[1] or '') ~= '' and tonumber(first[2]) or 0
+end
+
+-- Sets when the server deletes the records of a generation: one retention after the end of
+-- the time in which they are found.
+local function expire_generation(head, generation)
+  if has_flag(head, RING) then
+    return
+  end
+  local at = head[SINCE] + (generation - head[NUMBER] + 3) * head[RETENTION]
+  redis.call('PEXPIREAT', records_of(head, generation), text(at))
 end
 
 -- One line of the journal.

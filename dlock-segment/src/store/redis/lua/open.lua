@@ -6,4 +6,4 @@ local head = load_head(ARGV[1])
 if not head then
   return missing(ARGV[1])
 end
-return missing_right() or view(head)
+return missing_right(has_flag(head, RING)) or view(head)

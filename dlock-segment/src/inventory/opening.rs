@@ -1,0 +1,145 @@
+//! How an inventory is opened that exists.
+
+use std::sync::{Arc, Weak};
+
+use dlock::{Dlock, IntoKey, Key};
+
+use super::admission::Admission;
+use super::backing::{Backing, on_driver, read_failed, store};
+use super::combiner::LIMITS;
+use super::doubt::Doubts;
+use super::several::Several;
+use super::{CreationId, Inventory, OpenInventories, SOLD_OUT_FOR, Shared};
+use crate::error::{Error, Result};
+use crate::store::{InventoryId, Store, View};
+
+impl Inventory {
+    /// Opens an inventory that exists, whichever it is. A service that sells should use
+    /// [`open_created`](Self::open_created), which also notices that the store lost it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::{Error, Inventory};
+    ///
+    /// Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// let sale = Inventory::open(&dlock, "phone").await?;
+    /// assert_eq!(sale.stock().await?.available, 5);
+    ///
+    /// let missing = Inventory::open(&dlock, "never made").await;
+    /// assert!(matches!(missing, Err(Error::NotFound(_))));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound` if there is no inventory of this name. `Invalid` if the name is not a
+    /// valid key. `Store` if the store cannot be used, or if it may delete the inventory
+    /// when its memory is full.
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn open(dlock: &Dlock, name: impl IntoKey) -> Result<Self> {
+        Self::open_born(std::slice::from_ref(dlock), name.into_key()?, 0).await
+    }
+
+    /// Opens the inventory that was created with this id. Keep the id where the data of the
+    /// store cannot take it along: in the configuration or the database of your service.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::{CreationId, Error, Inventory};
+    ///
+    /// // Once, by an administrator:
+    /// let sale = Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// let kept = sale.creation_id().to_string();
+    ///
+    /// // At every start of the service:
+    /// let id: CreationId = kept.parse()?;
+    /// let sale = Inventory::open_created(&dlock, "phone", id).await?;
+    /// assert_eq!(sale.stock().await?.available, 5);
+    ///
+    /// let empty = dlock::testing::client(); // a store that came back empty
+    /// let lost = Inventory::open_created(&empty, "phone", id).await;
+    /// assert!(matches!(lost, Err(Error::Lost(_))));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Lost` if the store does not have this inventory and nobody removed it in the last
+    /// day. `NotFound` if it was removed. Else as [`open`](Self::open).
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn open_created(dlock: &Dlock, name: impl IntoKey, id: CreationId) -> Result<Self> {
+        Self::open_born(std::slice::from_ref(dlock), name.into_key()?, id.0.get()).await
+    }
+
+    /// Opens an inventory whose homes are on several independent servers: their clients, in
+    /// the order in which they were given when it was created.
+    ///
+    /// # Errors
+    /// As [`open_created`](Self::open_created), and `Conflict` if the servers are others, or
+    /// in another order. `Lost` if some of the homes are there and others are not. A server
+    /// that cannot be reached is no error, unless it is the first and `id` is `None`: the
+    /// other homes can be used.
+    ///
+    /// # Cancel safety
+    /// It can be dropped at any time.
+    pub async fn open_on(
+        servers: &[Dlock],
+        name: impl IntoKey,
+        id: impl Into<Option<CreationId>>,
+    ) -> Result<Self> {
+        let birth = id.into().map_or(0, |id: CreationId| id.0.get());
+        Self::open_born(servers, name.into_key()?, birth).await
+    }
+
+    async fn open_born(servers: &[Dlock], key: Key, birth: u64) -> Result<Self> {
+        let Some(dlock) = servers.first() else {
+            return Err(Error::Invalid("an inventory needs a server; name one at least".into()));
+        };
+        let inventory = InventoryId { key: key.clone(), birth };
+        let open = move |store: Arc<dyn Store>| async move { store.open(&inventory).await };
+        let opened = on_driver(dlock, store(dlock)?, open).await.map_err(read_failed);
+        // One home: the usual case, with one round trip.
+        if let Ok(view) = &opened
+            && !view.is_one_of_several
+            && servers.len() == 1
+        {
+            return Self::of(dlock, key, view, None);
+        }
+        match Several::open(servers, &key, birth).await.map_err(read_failed)? {
+            Some((several, view)) => Self::of(dlock, key, &view, Some(several)),
+            None => Self::of(dlock, key, &opened?, None),
+        }
+    }
+
+    pub(super) fn of(
+        dlock: &Dlock,
+        key: Key,
+        view: &View,
+        several: Option<Several>,
+    ) -> Result<Self> {
+        let inventory = InventoryId { key, birth: view.birth };
+        let all = dlock.extension::<OpenInventories>();
+        let mut open = all.0.lock();
+        let known = open.get(&(inventory.key.clone(), inventory.birth)).and_then(Weak::upgrade);
+        let shared = match known {
+            Some(shared) => shared,
+            None => {
+                let shared = Arc::new(Shared {
+                    inventory: inventory.clone(),
+                    backing: Backing::new(dlock, &inventory, LIMITS)?,
+                    admission: Admission::default(),
+                    doubts: Doubts::default(),
+                    several: several.map(Arc::new),
+                    open: Arc::downgrade(&all),
+                });
+                open.insert((inventory.key.clone(), inventory.birth), Arc::downgrade(&shared));
+                shared
+            }
+        };
+        Ok(Inventory { dlock: dlock.clone(), shared, sold_out_for: SOLD_OUT_FOR })
+    }
+}
