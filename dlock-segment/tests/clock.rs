@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{clean_audit, counts, refunded, state_of, taken};
 use dlock::Dlock;
-use dlock_segment::{HoldState, Inventory, Receipt, Reservation};
+use dlock_segment::{Deduction, Error, HoldState, Inventory, Receipt, Refund, Reservation};
 use dlock_testkit::redis::{Clock, RedisServer};
 
 const RETENTION: Duration = Duration::from_secs(3_600);
@@ -93,4 +93,24 @@ async fn an_audit_says_so_when_a_clock_ahead_made_the_server_drop_records() {
     let missing = audit.disagreements.iter().any(|it| it.what.contains("sold under an id"));
     assert!(audit.exact && missing, "{audit:#?}");
     assert_eq!(counts(&sale).await, (98, 0, 2), "the counts depend on no clock");
+}
+
+/// The record of a purchase is forgotten, its units come back, and then the clock is set back,
+/// so that the record is found again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_return_counts_once_however_the_clock_is_set() {
+    let Some((server, clock)) = Clock::of_a_server() else { return };
+    let sale = sale(&server).await;
+    let receipt = buy(&sale, "first").await;
+    clock.ahead(RETENTION * 2);
+    assert!(matches!(sale.refund("first").send().await, Err(Error::NotFound(_))));
+    refunded(sale.refund("first").receipt(&receipt).send().await.unwrap());
+    clock.ahead(Duration::ZERO);
+    refunded(sale.refund("first").send().await.unwrap()); // the same refund
+    let more = sale.refund("first").operation("more").send().await.unwrap();
+    assert_eq!(more, Refund::TooMuch { left: 0 });
+    assert_eq!(counts(&sale).await, (100, 0, 0));
+    let again = sale.deduct(2).operation("first").buyer("u").send().await.unwrap();
+    assert!(matches!(again, Deduction::Refunded(_)), "{again:?}");
+    clean_audit(&sale).await;
 }

@@ -6,6 +6,11 @@
 mod common;
 
 use std::collections::HashSet;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 use common::{Place, clean_audit, counts};
 use dlock_segment::{Deduction, Inventory};
@@ -40,15 +45,23 @@ async fn at_once(
 ) -> Vec<(usize, Deduction)> {
     server.pause();
     let mut requests = tokio::task::JoinSet::new();
+    let (wanted, begun) = (ids.len(), Arc::new(AtomicUsize::new(0)));
     for number in ids {
-        let sale = sale.clone();
+        let (sale, begun) = (sale.clone(), begun.clone());
         requests.spawn(async move {
-            let sent = sale.deduct(1).operation(format!("o-{number}")).send().await;
+            let mut sent = pin!(sale.deduct(1).operation(format!("o-{number}")).send());
+            let first = poll_fn(|cx| Poll::Ready(sent.as_mut().poll(cx))).await;
+            begun.fetch_add(1, Ordering::Relaxed);
+            let sent = match first {
+                Poll::Ready(sent) => sent,
+                Poll::Pending => sent.await,
+            };
             (number, sent.expect("the server goes on"))
         });
     }
-    // On a runtime of one thread each was polled once by now.
-    tokio::task::yield_now().await;
+    while begun.load(Ordering::Relaxed) < wanted {
+        tokio::task::yield_now().await;
+    }
     server.resume();
     requests.join_all().await
 }

@@ -1,4 +1,4 @@
-//! The memory that an operation costs, as the documents state it.
+//! What an operation and an open handle cost, as the documents state it.
 
 mod common;
 
@@ -57,4 +57,52 @@ async fn bytes_per_operation_are_as_published() {
         }
         assert_eq!(bytes(server, ""), before_refusals);
     }
+}
+
+/// What was given back is kept for ever, so it is small.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_per_refund_are_as_published() {
+    let Some(place) = Place::redis().await else { return };
+    let server = place.server.as_ref().expect("a server");
+    let sale = place.sale(100_000, 4).await;
+    let many = 4_200; // the hash table has just grown
+    buy(&sale, 0..many, true).await;
+    let mut refunds = tokio::task::JoinSet::new();
+    for number in 0..many {
+        let sale = sale.clone();
+        refunds.spawn(async move {
+            let refund = sale.refund(format!("operation-{number:010}")).send().await;
+            common::refunded(refund.expect("an answer"));
+        });
+    }
+    refunds.join_all().await;
+    let each = bytes(server, "r") / many as usize;
+    println!("{each} bytes for each refund");
+    assert!((60..=175).contains(&each), "{each} bytes");
+}
+
+/// The calls of this command that the server has run.
+fn calls(server: &RedisServer, command: &str) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+    let calls = line.and_then(|line| line.split("calls=").nth(1)?.split(',').next()?.parse().ok());
+    calls.unwrap_or(0)
+}
+
+/// A service may open the sale for each request: it costs one script call, writes nothing,
+/// and makes no connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn to_open_a_sale_costs_one_call() {
+    let Some(place) = Place::redis().await else { return };
+    let server = place.server.as_ref().expect("a server");
+    let sale = place.sale(100, 4).await;
+    let id = sale.creation_id();
+    drop(Inventory::open_created(&place.dlock, "sale", id).await.expect("the sale"));
+    let clients = || server.cli(&["CLIENT", "LIST"]).lines().count();
+    let before = (calls(server, "evalsha"), calls(server, "set"), bytes(server, ""), clients());
+    for _ in 0..100 {
+        drop(Inventory::open_created(&place.dlock, "sale", id).await.expect("the sale"));
+    }
+    let after = (calls(server, "evalsha"), calls(server, "set"), bytes(server, ""), clients());
+    assert_eq!(after, (before.0 + 100, before.1, before.2, before.3));
 }

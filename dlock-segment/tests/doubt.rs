@@ -163,6 +163,7 @@ async fn a_stopped_server_does_not_outlast_the_deadline() {
     ends_in_time("extend", reservation.extend(DEADLINE)).await;
     ends_in_time("look", reservation.look()).await;
     ends_in_time("refund", sale.refund("bought").deadline(DEADLINE).send()).await;
+    ends_in_time("write-off", sale.write_off(1).operation("w").deadline(DEADLINE).send()).await;
     ends_in_time("restock", sale.restock(5).operation("s").deadline(DEADLINE).send()).await;
     server.resume();
     eventually("it answers again", async || sale.stock().await.is_ok()).await;

@@ -15,6 +15,7 @@ use dlock::{Dlock, ErrorKind};
 use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation, Resolved};
 use dlock_testkit::proxy::{Once, Proxy, Way};
 use dlock_testkit::redis::RedisServer;
+use dlock_testkit::topology::ClusterServers;
 
 const CALL: Duration = Duration::from_millis(500);
 
@@ -275,7 +276,7 @@ async fn the_documented_rights_suffice() {
     assert_eq!(server.cli(&command), "OK");
     let url = format!("redis://seller:horse@127.0.0.1:{}", server.port());
     let dlock = Dlock::connect(&url).await.unwrap();
-    let place = Place { dlock, server: None };
+    let place = Place::alone(dlock, None, 1);
     let sale = Inventory::builder(&place.dlock, "sale").stock(10).segments(2).journal(100);
     let sale = sale.create().await.unwrap();
     taken(sale.deduct(1).operation("o").buyer("u").send().await.unwrap());
@@ -434,4 +435,27 @@ async fn an_unreadable_record_concerns_its_operation_alone() {
         let named = audit.disagreements.iter().any(|it| it.operation.as_deref() == Some(id));
         assert!(named, "{audit:#?}");
     }
+}
+
+/// All keys of an inventory are declared and exist, so a cluster that moves its slot refuses
+/// nothing half-way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stock_in_a_cluster_survives_a_move_of_its_slot() {
+    let Some(cluster) = ClusterServers::with(3, 0, &[]) else { return };
+    let client = Dlock::connect(&cluster.url()).await.expect("a client");
+    let sale = Inventory::builder(&client, "sale").stock(10).journal(100);
+    let sale = sale.retention(Duration::from_millis(30)).create().await.expect("a sale");
+    let slot = cluster.slot_of("dlock:2:{default:sale}:i");
+    for round in 0..3 {
+        let moving = cluster.begin_move(slot, (cluster.primary_of(slot) + 1) % 3);
+        taken(sale.deduct(1).operation(format!("a-{round}")).send().await.unwrap());
+        tokio::time::sleep(Duration::from_millis(70)).await; // another generation
+        taken(sale.deduct(1).operation(format!("b-{round}")).send().await.unwrap());
+        moving.move_keys(usize::MAX);
+        taken(sale.deduct(1).operation(format!("c-{round}")).send().await.unwrap());
+        moving.finish();
+    }
+    assert_eq!(counts(&sale).await, (1, 0, 9));
+    assert_eq!(sale.journal(0).await.unwrap().len(), 9);
+    clean_audit(&sale).await;
 }

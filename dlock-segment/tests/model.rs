@@ -1,6 +1,5 @@
 //! Random operations against a simple model, on both stores, with I2 after each
 //! step; and the bugs planted in the embedded store that this must find.
-//!
 //! The model keeps a list of operations and counts by going through all of it.
 
 mod common;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use common::Place;
 use dlock_segment::store::memory::Memory;
 use dlock_segment::{
-    Bug, Deduction, Error, HoldState, Inventory, Receipt, Refund, Reservation, Resolved,
+    Bug, Deduction, Effect, Error, HoldState, Inventory, Receipt, Refund, Reservation, Resolved,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -69,12 +68,15 @@ impl Operation {
         }
     }
 
-    /// The receipt, with what is left by now.
+    /// The receipt, as it is by now.
     fn receipt(&self) -> Option<Receipt> {
         let mut receipt = self.receipt.clone()?;
-        receipt.left = match self.what {
-            What::Reservation(HoldState::Cancelled | HoldState::Expired) => 0,
-            _ => self.quantity - self.refunded,
+        let left = self.quantity - self.refunded;
+        (receipt.left, receipt.effect) = match self.what {
+            What::Reservation(HoldState::Cancelled) => (0, Effect::Cancelled),
+            What::Reservation(HoldState::Expired) => (0, Effect::Expired),
+            What::Reservation(HoldState::Confirmed) => (left, Effect::Confirmed),
+            _ => (left, receipt.effect),
         };
         Some(receipt)
     }

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_segment::{Effect, Error, HoldState, Inventory, Receipt, Refund, Resolved};
+use dlock_segment::{Effect, Error, HoldState, JournalCursor, Receipt, Refund, Resolved};
 
 use super::common::{self, Place, clean_audit, counts, taken};
 use super::{held, refunded, state_of};
-use crate::on_both_stores;
+use crate::on_all_stores;
 
-on_both_stores!(
+on_all_stores!(
     refunds,
     restock_is_idempotent,
     resize_keeps_receipts,
@@ -101,7 +101,7 @@ async fn audit_sums_up(place: Place) {
     let audit = clean_audit(&sale).await;
     assert_eq!((audit.available, audit.reserved, audit.sold), (38, 5, 7));
     assert_eq!(audit.operations, 2);
-    assert_eq!(audit.segments.len(), 5);
+    assert_eq!(audit.segments.len(), 5 * place.homes as usize);
     let sums = audit
         .segments
         .iter()
@@ -112,7 +112,7 @@ async fn audit_sums_up(place: Place) {
 /// Records are written and deleted while the audit counts.
 async fn an_audit_is_clean_at_any_age(place: Place) {
     let retention = Duration::from_millis(40);
-    let sale = Inventory::builder(&place.dlock, "sale").stock(1_000_000).segments(4);
+    let sale = place.builder_by_buyer("sale").stock(1_000_000).segments(4);
     let sale = sale.per_buyer(1_000_000).retention(retention).create().await.unwrap();
     let began = Instant::now();
     let mut number = 0;
@@ -139,8 +139,12 @@ async fn an_audit_is_clean_at_any_age(place: Place) {
 /// Refunds and resizes come while the audit reads.
 async fn an_audit_of_a_live_sale_gives_no_false_alarm(place: Place) {
     let sale = place.sale(1_000_000, 8).await;
-    for number in 0..3_000 {
-        taken(sale.deduct(2).operation(format!("o-{number}")).send().await.unwrap());
+    let buying = (0..3_000).map(|number| {
+        let sale = sale.clone();
+        async move { sale.deduct(2).operation(format!("o-{number}")).send().await.unwrap() }
+    });
+    for bought in futures_util::future::join_all(buying).await {
+        taken(bought);
     }
     let live = tokio::spawn({
         let sale = sale.clone();
@@ -179,10 +183,13 @@ async fn segments_are_read_without_an_audit(place: Place) {
 }
 
 async fn journal(place: Place) {
+    if place.homes > 1 {
+        return journals_of_homes(place).await;
+    }
     let sale = place.sale(10, 2).await;
     assert!(matches!(sale.journal(0).await, Err(Error::Invalid(_))), "it keeps none");
     sale.remove().await.unwrap();
-    let sale = Inventory::builder(&place.dlock, "sale").stock(10).segments(2).journal(1_000);
+    let sale = place.builder("sale").stock(10).segments(2).journal(1_000);
     let sale = sale.create().await.unwrap();
     assert!(sale.journal(0).await.unwrap().is_empty());
     taken(sale.deduct(2).operation("o").buyer("u").send().await.unwrap());
@@ -207,4 +214,44 @@ async fn journal(place: Place) {
     let rest = sale.journal(5).await.unwrap();
     assert_eq!(rest, entries[5..]);
     assert!(sale.journal(8).await.unwrap().is_empty());
+}
+
+/// Every home has its own numbers, and the journals together lead to the counts.
+async fn journals_of_homes(place: Place) {
+    let sale = place.builder("sale").stock(60).segments(2).journal(1_000).create().await.unwrap();
+    for number in 0..20 {
+        taken(sale.deduct(2).operation(format!("o-{number}")).send().await.unwrap());
+    }
+    taken(sale.deduct(15).operation("gathered").send().await.unwrap());
+    refunded(sale.refund("o-7").send().await.unwrap());
+    sale.restock(4).operation("delivery").send().await.unwrap();
+    let mut cursor = JournalCursor::default();
+    let (mut available, mut in_transit, mut sold, mut taken) = (60, 0_i64, 0_i64, 0);
+    loop {
+        let entries = sale.journal(&cursor).await.unwrap();
+        if entries.is_empty() {
+            break;
+        }
+        for entry in entries {
+            assert_eq!(entry.sequence, cursor.sequence(entry.home) + 1);
+            let units = entry.quantity as i64;
+            let (free, moved, bought) = match entry.effect {
+                Effect::Taken => (-units, 0, units),
+                Effect::Refunded => (units, 0, -units),
+                Effect::Restocked => (units, 0, 0),
+                Effect::Sent => (-units, units, 0),
+                Effect::Received => (units, -units, 0),
+                other => panic!("{other:?}"),
+            };
+            taken += u32::from(entry.effect == Effect::Taken);
+            (available, in_transit, sold) = (available + free, in_transit + moved, sold + bought);
+            cursor.advance(&entry);
+        }
+        // A cursor is stored with what was made of the entries.
+        let stored = serde_json::to_string(&cursor).unwrap();
+        cursor = serde_json::from_str(&stored).unwrap();
+    }
+    assert_eq!((available, in_transit, sold, taken), (11, 0, 53, 21));
+    assert_eq!(counts(&sale).await, (11, 0, 53));
+    clean_audit(&sale).await;
 }

@@ -2,19 +2,42 @@
 
 use std::time::Duration;
 
-use dlock_segment::{Error, HoldState, Inventory};
+use dlock_segment::{Error, HoldState};
 
-use super::common::{self, Place, counts, eventually, is_sold_out, taken};
+use super::common::{Place, counts, eventually, is_sold_out, taken};
 use super::{held, refunded};
-use crate::on_both_stores;
+use crate::on_all_stores;
 
-on_both_stores!(
+on_all_stores!(
     the_sold_out_flag_falls,
     the_flag_falls_however_units_return,
     an_age_that_no_clock_can_count,
     throttled,
     the_limit_outlives_a_handle,
+    handles_share_the_limit_and_what_was_learned,
 );
+
+/// Two handles that are opened independently know the same limit and the same "sold out".
+async fn handles_share_the_limit_and_what_was_learned(place: Place) {
+    let long = Duration::from_secs(3_600);
+    let one = place.sale(1, 1).await.sold_out_for(long);
+    let id = one.creation_id();
+    let two = place.open_created("sale", id).await.unwrap().sold_out_for(long);
+    taken(two.deduct(1).send().await.unwrap());
+    assert!(is_sold_out(&one.deduct(1).send().await.unwrap()));
+    let elsewhere = place.open_elsewhere("sale").await;
+    if place.is_remote() {
+        elsewhere.restock(1).send().await.unwrap();
+        assert!(is_sold_out(&two.deduct(1).send().await.unwrap()), "learned by the other handle");
+    }
+    let one = one.rate_limit_per_process(1).unwrap();
+    let mut refused = 0;
+    for _ in 0..20 {
+        refused += u32::from(matches!(two.deduct(1).send().await, Err(Error::Throttled { .. })));
+    }
+    assert!(refused > 0, "the limit is that of the process");
+    drop(one);
+}
 
 /// A service that opens the sale for each request has one limit.
 async fn the_limit_outlives_a_handle(place: Place) {
@@ -22,7 +45,7 @@ async fn the_limit_outlives_a_handle(place: Place) {
     let began = std::time::Instant::now();
     let mut sent = 0;
     for _ in 0..50 {
-        let sale = Inventory::open(&place.dlock, "sale").await.unwrap();
+        let sale = place.open("sale").await.unwrap();
         let sale = sale.rate_limit_per_process(2).unwrap();
         match sale.deduct(1).send().await {
             Ok(_) => sent += 1,
@@ -38,8 +61,8 @@ async fn the_sold_out_flag_falls(place: Place) {
     let sale = place.sale(1, 1).await.sold_out_for(Duration::from_secs(3_600));
     taken(sale.deduct(1).operation("o").send().await.unwrap());
     assert!(is_sold_out(&sale.deduct(1).send().await.unwrap()));
-    let elsewhere = Inventory::open(&place.another().await, "sale").await.unwrap();
-    if place.server.is_some() {
+    let elsewhere = place.open_elsewhere("sale").await;
+    if place.is_remote() {
         elsewhere.restock(1).send().await.unwrap();
         assert!(is_sold_out(&sale.deduct(1).send().await.unwrap()), "believed without asking");
         assert!(is_sold_out(&sale.deduct(1).operation("n").first_try().send().await.unwrap()));

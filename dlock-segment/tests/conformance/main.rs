@@ -6,9 +6,12 @@ mod accounting;
 mod admission;
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(all(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+mod databases;
 mod operations;
 mod outcomes;
 mod reservations;
+mod returns;
 mod terms;
 
 use common::{held, refunded, state_of};

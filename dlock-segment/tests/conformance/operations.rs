@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use dlock_segment::{Deduction, Error, HoldState, Inventory, Refund, Reservation, Resolved};
+use dlock_segment::{Deduction, Error, HoldState, Refund, Reservation, Resolved};
 
-use super::common::{self, Place, clean_audit, counts, is_sold_out, taken};
+use super::common::{Place, clean_audit, counts, is_sold_out, taken};
 use super::{held, refunded, state_of};
-use crate::on_both_stores;
+use crate::on_all_stores;
 
-on_both_stores!(
+on_all_stores!(
     all_or_nothing_gathered,
     an_operation_happens_once,
     the_last_buyers_retry_hears_taken,
@@ -22,7 +22,7 @@ on_both_stores!(
 async fn all_or_nothing_gathered(place: Place) {
     let sale = place.sale(10, 4).await; // 3, 3, 2, 2
     let single = taken(sale.deduct(3).send().await.unwrap());
-    assert_eq!(single.parts.len(), 1, "one segment holds 3");
+    assert!(single.parts.len() == 1 || place.homes > 1, "one segment holds 3");
     let gathered = taken(sale.deduct(6).send().await.unwrap());
     assert!(gathered.parts.len() > 1);
     assert_eq!(gathered.parts.iter().map(|(_, count)| count).sum::<u64>(), 6);
@@ -39,7 +39,7 @@ async fn an_operation_happens_once(place: Place) {
     let send = || sale.deduct(2).operation("order-1").buyer("u-1").send();
     let first = taken(send().await.unwrap());
     assert_eq!(taken(send().await.unwrap()), first);
-    let elsewhere = Inventory::open(&place.another().await, "sale").await.unwrap();
+    let elsewhere = place.open_elsewhere("sale").await;
     let there = elsewhere.deduct(2).operation("order-1").buyer("u-1").send().await.unwrap();
     assert_eq!(taken(there), first);
     for other in [
@@ -96,7 +96,7 @@ async fn resolve_settles_for_good(place: Place) {
 }
 
 async fn buyer_limit(place: Place) {
-    let sale = Inventory::builder(&place.dlock, "sale").stock(100).segments(8).per_buyer(3);
+    let sale = place.builder_by_buyer("sale").stock(100).segments(8).per_buyer(3);
     let sale = sale.create().await.unwrap();
     assert!(matches!(sale.deduct(1).send().await, Err(Error::Invalid(_))), "a buyer is wanted");
     taken(sale.deduct(1).operation("a").buyer("u").send().await.unwrap());
@@ -118,13 +118,17 @@ async fn buyer_limit(place: Place) {
     assert_eq!(sale.deduct(1).buyer("u").send().await.unwrap(), Deduction::LimitReached);
     sale.limit_per_buyer(None).await.unwrap();
     taken(sale.deduct(50).buyer("u").send().await.unwrap());
-    taken(sale.deduct(1).send().await.unwrap());
+    if place.homes == 1 {
+        taken(sale.deduct(1).send().await.unwrap());
+    } else {
+        assert!(matches!(sale.deduct(1).send().await, Err(Error::Invalid(_))), "its home?");
+    }
     clean_audit(&sale).await;
 }
 
 async fn many_tasks_never_oversell(place: Place) {
     let sale = place.sale(500, 16).await.sold_out_for(Duration::ZERO);
-    let elsewhere = Inventory::open(&place.another().await, "sale").await.unwrap();
+    let elsewhere = place.open_elsewhere("sale").await;
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..1_000_u64 {
         let sale = if number % 2 == 0 { sale.clone() } else { elsewhere.clone() };
@@ -159,7 +163,7 @@ async fn many_tasks_never_oversell(place: Place) {
 
 async fn retention_is_bounded(place: Place) {
     let retention = Duration::from_millis(300);
-    let sale = Inventory::builder(&place.dlock, "sale").stock(100).retention(retention);
+    let sale = place.builder("sale").stock(100).retention(retention);
     let sale = sale.create().await.unwrap();
     let first = taken(sale.deduct(1).operation("o").send().await.unwrap());
     assert_eq!(taken(sale.deduct(1).operation("o").send().await.unwrap()), first);

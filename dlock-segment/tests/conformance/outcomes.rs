@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use dlock_segment::{
-    Confirmation, Deduction, Error, HoldState, Inventory, Receipt, Refund, Reservation, Resolved,
+    Confirmation, Deduction, Error, HoldState, Receipt, Refund, Reservation, Resolved,
 };
 
-use super::common::{self, Place, clean_audit, counts, eventually, is_sold_out, taken};
+use super::common::{Place, clean_audit, counts, eventually, is_sold_out, taken};
 use super::{held, refunded, state_of};
-use crate::on_both_stores;
+use crate::on_all_stores;
 
-on_both_stores!(
+on_all_stores!(
     a_refunded_order_is_not_sold_again,
     a_refunded_reservation_is_not_confirmed_again,
     only_an_open_reservation_is_held,
@@ -38,7 +38,7 @@ async fn a_refunded_order_is_not_sold_again(place: Place) {
         other => panic!("{other:?}"),
     }
     assert_eq!(units(&refunded(sale.refund("o").send().await.unwrap())), (2, 2));
-    let elsewhere = Inventory::open(&place.another().await, "sale").await.unwrap();
+    let elsewhere = place.open_elsewhere("sale").await;
     for sale in [&sale, &elsewhere] {
         match sale.deduct(3).operation("o").buyer("u").send().await.unwrap() {
             Deduction::Refunded(receipt) => assert_eq!(units(&receipt), (3, 0)),

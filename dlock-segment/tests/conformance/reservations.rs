@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation};
+use dlock_segment::{Deduction, Error, HoldState, Reservation};
 
-use super::common::{self, Place, clean_audit, counts, eventually, is_sold_out, taken};
+use super::common::{Place, clean_audit, counts, eventually, is_sold_out, taken};
 use super::{held, state_of};
-use crate::on_both_stores;
+use crate::on_all_stores;
 
-on_both_stores!(
+on_all_stores!(
     reservations,
     a_reservation_expires_by_itself,
     thousands_expire_at_once,
@@ -31,7 +31,7 @@ async fn reservations(place: Place) {
         }
         other => panic!("{other:?}"),
     }
-    let elsewhere = Inventory::open(&place.another().await, "sale").await.unwrap();
+    let elsewhere = place.open_elsewhere("sale").await;
     for _ in 0..3 {
         assert_eq!(state_of(elsewhere.reservation("r-1").confirm().await), HoldState::Confirmed);
     }
@@ -89,9 +89,9 @@ async fn thousands_expire_at_once(place: Place) {
 }
 
 async fn an_expired_reservation_frees_the_buyer(place: Place) {
-    let sale = Inventory::builder(&place.dlock, "sale").stock(100).per_buyer(1);
+    let sale = place.builder_by_buyer("sale").stock(100).per_buyer(1);
     let sale = sale.create().await.unwrap();
-    let short = Duration::from_millis(60);
+    let short = Duration::from_secs(1);
     held(sale.reserve(1).operation("r").buyer("u").expires_in(short).send().await.unwrap());
     assert_eq!(sale.deduct(1).buyer("u").send().await.unwrap(), Deduction::LimitReached);
     eventually("the buyer may buy again", || async {
@@ -128,7 +128,7 @@ async fn extend_is_done_once(place: Place) {
 
 async fn one_winner_of_confirm_and_cancel(place: Place) {
     let sale = place.sale(50, 4).await;
-    let elsewhere = Inventory::open(&place.another().await, "sale").await.unwrap();
+    let elsewhere = place.open_elsewhere("sale").await;
     for number in 0..50 {
         let id = format!("r-{number}");
         held(sale.reserve(1).operation(&id).send().await.unwrap());

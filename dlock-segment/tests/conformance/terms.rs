@@ -6,9 +6,9 @@ use dlock_segment::{CreationId, Deduction, Error, HoldState, Inventory, Reservat
 
 use super::common::{self, Place, clean_audit, counts, taken};
 use super::{held, refunded, state_of};
-use crate::on_both_stores;
+use crate::on_all_stores;
 
-on_both_stores!(
+on_all_stores!(
     create_open_remove,
     a_lost_sale_is_not_new,
     changed_terms_are_no_conflict,
@@ -18,18 +18,7 @@ on_both_stores!(
     bad_input,
 );
 
-/// Another store, or the same one after it lost everything.
-async fn emptied(place: &Place) -> dlock::Dlock {
-    match &place.server {
-        Some(server) => {
-            assert_eq!(server.cli(&["FLUSHALL"]), "OK");
-            place.dlock.clone()
-        }
-        None => dlock::testing::client(),
-    }
-}
-
-async fn a_lost_sale_is_not_new(place: Place) {
+async fn a_lost_sale_is_not_new(mut place: Place) {
     let sale = place.sale(10, 2).await;
     let id = sale.creation_id();
     let kept = serde_json::to_string(&id).unwrap();
@@ -37,14 +26,14 @@ async fn a_lost_sale_is_not_new(place: Place) {
     assert_eq!(id.to_string().parse::<CreationId>().unwrap(), id);
     assert!(matches!("phone".parse::<CreationId>(), Err(Error::Invalid(_))));
     taken(sale.deduct(3).operation("o").send().await.unwrap());
-    let opened = Inventory::open_created(&place.dlock, "sale", id).await.unwrap();
+    let opened = place.open_created("sale", id).await.unwrap();
     assert_eq!(counts(&opened).await, (7, 0, 3));
 
-    let empty = emptied(&place).await;
-    let lost = Inventory::open_created(&empty, "sale", id).await;
+    place.lose_everything().await;
+    let lost = place.open_created("sale", id).await;
     assert!(matches!(lost, Err(Error::Lost(_))), "{lost:?}");
-    assert!(matches!(Inventory::open(&empty, "sale").await, Err(Error::NotFound(_))));
-    if place.server.is_some() {
+    assert!(matches!(place.open("sale").await, Err(Error::NotFound(_))));
+    if place.is_remote() {
         let lost = sale.deduct(1).operation("p").send().await;
         assert!(matches!(lost, Err(Error::Lost(_))), "{lost:?}");
         assert!(matches!(sale.stock().await, Err(Error::Lost(_))));
@@ -52,19 +41,19 @@ async fn a_lost_sale_is_not_new(place: Place) {
         assert!(matches!(sale.pause().await, Err(Error::Lost(_))));
     }
     // Somebody makes it again: whoever knows the old one still hears that it was lost.
-    let new = Inventory::builder(&empty, "sale").stock(10).segments(2).create().await.unwrap();
+    let new = place.builder("sale").stock(10).segments(2).create().await.unwrap();
     assert_ne!(new.creation_id(), id);
-    let lost = Inventory::open_created(&empty, "sale", id).await;
+    let lost = place.open_created("sale", id).await;
     assert!(matches!(lost, Err(Error::Lost(_))), "{lost:?}");
     // What was removed on purpose is not lost.
     assert!(new.remove().await.unwrap());
-    let removed = Inventory::open_created(&empty, "sale", new.creation_id()).await;
+    let removed = place.open_created("sale", new.creation_id()).await;
     assert!(matches!(removed, Err(Error::NotFound(_))), "{removed:?}");
 }
 
 async fn changed_terms_are_no_conflict(place: Place) {
     let builder = |segments, limit| {
-        let sale = Inventory::builder(&place.dlock, "sale").stock(10);
+        let sale = place.builder_by_buyer("sale").stock(10);
         sale.segments(segments).per_buyer(limit).create()
     };
     let sale = builder(4, 2).await.unwrap();
@@ -73,7 +62,7 @@ async fn changed_terms_are_no_conflict(place: Place) {
     for (segments, limit) in [(4, 2), (8, 3), (8, 2)] {
         assert_eq!(builder(segments, limit).await.unwrap().creation_id(), sale.creation_id());
     }
-    let other = Inventory::builder(&place.dlock, "sale").stock(11).segments(5).per_buyer(3);
+    let other = place.builder_by_buyer("sale").stock(11).segments(5).per_buyer(3);
     let Err(Error::Conflict(what)) = other.create().await else { panic!("other terms") };
     assert!(
         what.contains("stock is 10, not 11") && what.contains("segments is 8, not 5"),
@@ -89,7 +78,7 @@ async fn a_stock_of_zero(place: Place) {
     taken(sale.deduct(1).operation("o").send().await.unwrap());
     assert_eq!(counts(&sale).await, (1, 0, 1));
     clean_audit(&sale).await;
-    let forgotten = Inventory::builder(&place.dlock, "other").create().await;
+    let forgotten = place.builder("other").create().await;
     assert!(matches!(forgotten, Err(Error::Invalid(what)) if what.contains("stock")));
 }
 
@@ -108,20 +97,20 @@ async fn nothing_after_shutdown(place: Place) {
     refused(sale.restock(1).send().await.map(drop));
     refused(sale.stock().await.map(drop));
     refused(sale.pause().await.map(drop));
-    refused(Inventory::open(&place.dlock, "sale").await.map(drop));
+    refused(place.open("sale").await.map(drop));
     refused(Inventory::builder(&place.dlock, "new").stock(1).create().await.map(drop));
 }
 
 async fn create_open_remove(place: Place) {
-    let missing = Inventory::open(&place.dlock, "sale").await;
+    let missing = place.open("sale").await;
     assert!(matches!(missing, Err(Error::NotFound(_))));
     let sale = place.sale(10, 4).await;
     taken(sale.deduct(3).send().await.unwrap());
     let again = place.sale(10, 4).await;
     assert_eq!(counts(&again).await, (7, 0, 3), "the same terms: the same sale");
-    let other = Inventory::builder(&place.dlock, "sale").stock(11).segments(4).create().await;
+    let other = place.builder("sale").stock(11).segments(4).create().await;
     assert!(matches!(other, Err(Error::Conflict(_))));
-    let opened = Inventory::open(&place.another().await, "sale").await.unwrap();
+    let opened = place.open_elsewhere("sale").await;
     assert_eq!(counts(&opened).await, (7, 0, 3));
     assert!(opened.remove().await.unwrap());
     assert!(!opened.remove().await.unwrap());
@@ -136,7 +125,7 @@ async fn create_open_remove(place: Place) {
 async fn window_and_pause(place: Place) {
     let hour = Duration::from_secs(3_600);
     let now = SystemTime::now();
-    let sale = Inventory::builder(&place.dlock, "sale").stock(10).opens_at(now + hour);
+    let sale = place.builder("sale").stock(10).opens_at(now + hour);
     let sale = sale.create().await.unwrap();
     match sale.deduct(1).send().await.unwrap() {
         Deduction::NotStarted { opens_in } => {
