@@ -16,9 +16,9 @@ pub async fn client_share(from: u64, until: u64) -> f64 {
 }
 
 /// The share of one core that the server uses from one moment to the other; `None` if
-/// there is no server, or if it does not tell.
+/// there is no server, if there are several, or if it does not tell.
 pub async fn server_share(config: &Config, from: u64, until: u64) -> Option<f64> {
-    if server::is_embedded(config) {
+    if server::is_embedded(config) || server::is_cluster(config) {
         return None;
     }
     let mut connection = server::connect(config).await.ok()?;
@@ -27,6 +27,33 @@ pub async fn server_share(config: &Config, from: u64, until: u64) -> Option<f64>
     clock::sleep_until(until).await;
     let (ended, after) = server_cpu(&mut connection).await?;
     Some(share(after - before, ended - began))
+}
+
+/// What each server has used so far: its configuration, its time and its processor time.
+pub type UsageNow = Vec<(Config, Option<(f64, f64)>)>;
+
+/// What each of these servers has used so far.
+pub async fn usage_now(servers: &[Config]) -> UsageNow {
+    let mut used = Vec::new();
+    for server in servers {
+        used.push((server.clone(), used_by(server).await));
+    }
+    used
+}
+
+/// The share of one core that each server used since then; `None` if it does not tell.
+pub async fn shares_since(before: &UsageNow) -> Vec<Option<f64>> {
+    let mut shares = Vec::new();
+    for (server, before) in before {
+        let after = used_by(server).await;
+        let both = before.zip(after);
+        shares.push(both.map(|((began, from), (ended, to))| share(to - from, ended - began)));
+    }
+    shares
+}
+
+async fn used_by(server: &Config) -> Option<(f64, f64)> {
+    server_cpu(&mut server::connect(server).await.ok()?).await
 }
 
 /// The time by the server's clock and its processor time, in seconds. A server under

@@ -22,6 +22,9 @@ pub mod naive_stock;
 pub mod processes;
 pub mod seller;
 pub mod server;
+pub mod spread;
+mod sql_peer;
+mod sql_stock;
 mod usage_error;
 pub mod workload;
 

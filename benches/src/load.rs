@@ -10,14 +10,17 @@
 //! the end of the run is not counted as an operation, but its waiting time is
 //! recorded. The same is true for operations that were due and never began.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::Result;
 use dlock::Config;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
+use tokio::time::Sleep;
 
 use crate::measurement::Recorder;
 use crate::{clock, server, usage_error};
@@ -57,6 +60,8 @@ pub(crate) trait Operation: Send + 'static {
 pub(crate) struct OperationContext {
     /// The end of the run, by [`clock::now`].
     end: u64,
+    /// One timer for all waits of a task: to set one for each would be much of the load.
+    ended: Pin<Box<Sleep>>,
     answered: Option<u64>,
 }
 
@@ -72,8 +77,16 @@ impl OperationContext {
     }
 
     /// Waits for a future; `None` if the run ended first.
-    pub(crate) async fn wait<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        clock::timeout_at(self.end, future).await
+    pub(crate) async fn wait<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = std::pin::pin!(future);
+        let ended = &mut self.ended;
+        poll_fn(|cx| {
+            if let Poll::Ready(output) = future.as_mut().poll(cx) {
+                return Poll::Ready(Some(output));
+            }
+            ended.as_mut().poll(cx).map(|()| None)
+        })
+        .await
     }
 }
 
@@ -122,7 +135,7 @@ impl Load {
         let (counted, end) = self.measured_time(start);
         let mut running = JoinSet::new();
         for number in 0..self.tasks {
-            let schedule = Schedule::new(self, number, start);
+            let schedule = Schedule::new(self, number, start, counted);
             let task = Task { number, schedule, counted, end, recorder: recorder.clone() };
             let operation = operation(number);
             running.spawn(async move {
@@ -144,11 +157,18 @@ struct Task {
 
 impl Task {
     async fn run(mut self, mut operation: impl Operation) {
-        while clock::now() < self.end {
+        let left = Duration::from_nanos(self.end.saturating_sub(clock::now()));
+        let ended = Box::pin(tokio::time::sleep(left));
+        let mut context = OperationContext { end: self.end, ended, answered: None };
+        loop {
+            let now = clock::now();
+            if now >= self.end {
+                break;
+            }
             // An operation that is always ready would never yield to other tasks.
             tokio::task::consume_budget().await;
-            let Some(due) = self.schedule.next(self.end).await else { return };
-            let mut context = OperationContext { end: self.end, answered: None };
+            let Some(due) = self.schedule.next(now, self.end).await else { return };
+            context.answered = None;
             let done = operation.run_once(&mut context).await;
             if let Err(error) = done {
                 self.recorder.error(self.number, &format!("{error:#}"));
@@ -178,25 +198,31 @@ struct Schedule {
     next: u64,
     /// The nanoseconds between two operations; `None`: as fast as possible.
     every: Option<u64>,
+    /// The beginning of the measured time.
+    counted: u64,
 }
 
 impl Schedule {
-    fn new(load: &Load, task: usize, start: u64) -> Self {
+    fn new(load: &Load, task: usize, start: u64, counted: u64) -> Self {
         let all = load.total_tasks();
         let every = load.rate.map(|rate| ((all as f64 / rate) * 1e9).max(1.0) as u64);
         // Spread out, so that the tasks do not all start at once.
         let next =
             start + every.map_or(0, |every| every / all as u64 * load.task_index(task) as u64);
-        Schedule { next, every }
+        Schedule { next, every, counted }
     }
 
     /// Waits until the next operation is due and returns that time; `None` if no
     /// operation is due before the end.
-    async fn next(&mut self, end: u64) -> Option<u64> {
-        let Some(every) = self.every else { return Some(clock::now()) };
+    async fn next(&mut self, now: u64, end: u64) -> Option<u64> {
+        let Some(every) = self.every else { return Some(now) };
         if self.next >= end {
             clock::sleep_until(end).await;
             return None;
+        }
+        if self.next < self.counted && now >= self.counted {
+            // What the warm-up could not do is not done in the measured time.
+            self.next += (self.counted - self.next).div_ceil(every) * every;
         }
         let due = self.next;
         self.next = self.next.saturating_add(every);

@@ -8,6 +8,7 @@ use rand::RngExt as _;
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
 
+use crate::sql_peer::{Pool, RowLock};
 use crate::{server, usage_error};
 
 /// Another way to lock, to compare dlock with.
@@ -20,6 +21,11 @@ pub enum Peer {
     /// compare-and-delete script on one multiplexed connection. The pause between
     /// two tries doubles from 1 to 64 ms, with jitter.
     Raw,
+    /// In a SQL database: a row is inserted under a unique key, and again after 100 ms
+    /// while it is there.
+    Insert,
+    /// In a SQL database: one transaction for each lock, which locks a row.
+    Row,
 }
 
 /// The kind of the locks of a run.
@@ -49,13 +55,20 @@ pub struct LockOptions {
 }
 
 impl LockOptions {
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self, config: &Config) -> Result<()> {
         if self.ttl < Duration::from_millis(1) || self.ttl > MAX_TTL {
             return Err(usage_error("the ttl must be between 1ms and 24h"));
         }
         if self.peer.is_some() && (self.kind != LockKind::Mutex || self.fair) {
             return Err(usage_error(
                 "the peers only have a mutex; leave --peer out, or --permits, --shared and --fair",
+            ));
+        }
+        if matches!(self.peer, Some(Peer::Rslock | Peer::Raw))
+            && server::backend(config).starts_with("redis+")
+        {
+            return Err(usage_error(
+                "the peers rslock and raw lock at one Redis and follow no failover; give --url redis://host:port of one server, or leave --peer out",
             ));
         }
         Ok(())
@@ -78,6 +91,8 @@ enum Implementation {
     Dlock { dlock: Dlock, locks: Locks },
     Rslock { manager: rslock::LockManager, keys: Vec<String>, pings: MultiplexedConnection },
     Raw { connection: MultiplexedConnection, keys: Vec<String>, release: redis::Script },
+    Insert { pool: Pool, keys: Vec<String> },
+    Row { pool: Pool, keys: Vec<String> },
 }
 
 /// The locks of dlock, one for each key.
@@ -117,6 +132,8 @@ impl std::fmt::Debug for Implementation {
             Implementation::Dlock { .. } => "Dlock",
             Implementation::Rslock { .. } => "Rslock",
             Implementation::Raw { .. } => "Raw",
+            Implementation::Insert { .. } => "Insert",
+            Implementation::Row { .. } => "Row",
         })
     }
 }
@@ -129,9 +146,13 @@ pub enum HeldLock {
     /// A permit of a semaphore of dlock, and how many it has.
     Permit(Permits, u32),
     /// A lock of rslock.
-    Rslock(rslock::Lock),
+    Rslock(Box<rslock::Lock>),
     /// A lock written by hand: the random value of its holder.
     Raw(u128),
+    /// A row that was inserted.
+    Insert,
+    /// A row that a transaction has locked.
+    Row(Box<RowLock>),
 }
 
 impl HeldLock {
@@ -139,7 +160,11 @@ impl HeldLock {
     pub fn token(&self) -> u64 {
         match self {
             HeldLock::Dlock(guard) => guard.token().get(),
-            HeldLock::Permit(..) | HeldLock::Rslock(_) | HeldLock::Raw(_) => 0,
+            HeldLock::Permit(..)
+            | HeldLock::Rslock(_)
+            | HeldLock::Raw(_)
+            | HeldLock::Insert
+            | HeldLock::Row(_) => 0,
         }
     }
 
@@ -148,7 +173,9 @@ impl HeldLock {
         match self {
             HeldLock::Dlock(guard) => guard.mode(),
             HeldLock::Permit(permit, of) => Mode::Permits { count: permit.count(), of: *of },
-            HeldLock::Rslock(_) | HeldLock::Raw(_) => Mode::Exclusive,
+            HeldLock::Rslock(_) | HeldLock::Raw(_) | HeldLock::Insert | HeldLock::Row(_) => {
+                Mode::Exclusive
+            }
         }
     }
 }
@@ -178,13 +205,18 @@ impl LockClient {
             }
             Some(Peer::Rslock) => {
                 server::check_reachable(config).await?;
-                let manager = rslock::LockManager::from_clients(vec![config.redis_client().await?]);
+                let (clients, keys) = if server::is_quorum(config) {
+                    (config.redis_clients().await?, server::quorum_names(key_prefix, keys))
+                } else {
+                    let keys = server::redis_names(config, key_prefix, keys)?;
+                    (vec![config.redis_client().await?], keys)
+                };
+                let manager = rslock::LockManager::from_clients(clients);
                 let pings = server::connect(config).await?;
-                Implementation::Rslock {
-                    manager,
-                    keys: server::redis_names(config, key_prefix, keys)?,
-                    pings,
-                }
+                Implementation::Rslock { manager, keys, pings }
+            }
+            Some(Peer::Raw) if server::is_quorum(config) => {
+                return Err(usage_error("the peer raw locks at one server; use --peer rslock"));
             }
             Some(Peer::Raw) => {
                 server::check_reachable(config).await?;
@@ -196,11 +228,20 @@ impl LockClient {
                     release: redis::Script::new(COMPARE_AND_DELETE),
                 }
             }
+            Some(Peer::Insert) => {
+                let pool = Pool::connect(config, tasks, &[]).await?;
+                Implementation::Insert { pool, keys: names(key_prefix, keys) }
+            }
+            Some(Peer::Row) => {
+                let keys = names(key_prefix, keys);
+                Implementation::Row { pool: Pool::connect(config, tasks, &keys).await?, keys }
+            }
         };
         Ok(LockClient { implementation, ttl })
     }
 
-    /// Acquires the lock of a key; waits without a limit.
+    /// Acquires the lock of a key; waits without a limit. The futures of the peers are on
+    /// the heap: they are larger than ours, and would be moved with it.
     ///
     /// # Errors
     /// Fails if the backend fails.
@@ -215,10 +256,19 @@ impl LockClient {
                 }
             },
             Implementation::Rslock { manager, keys, .. } => {
-                HeldLock::Rslock(manager.acquire_no_guard(keys[key].as_str(), self.ttl).await?)
+                let acquiring = manager.acquire_no_guard(keys[key].as_str(), self.ttl);
+                HeldLock::Rslock(Box::new(Box::pin(acquiring).await?))
             }
             Implementation::Raw { connection, keys, .. } => {
-                HeldLock::Raw(acquire_raw(connection.clone(), &keys[key], self.ttl).await?)
+                let acquiring = acquire_raw(connection.clone(), &keys[key], self.ttl);
+                HeldLock::Raw(Box::pin(acquiring).await?)
+            }
+            Implementation::Insert { pool, keys } => {
+                Box::pin(pool.insert(&keys[key])).await?;
+                HeldLock::Insert
+            }
+            Implementation::Row { pool, keys } => {
+                HeldLock::Row(Box::new(Box::pin(pool.lock(&keys[key])).await?))
             }
         })
     }
@@ -244,17 +294,21 @@ impl LockClient {
         match (&self.implementation, held) {
             (_, HeldLock::Dlock(guard)) => release_guard(guard).await?,
             (_, HeldLock::Permit(permit, _)) => check_released(permit.release().await?)?,
-            (_, HeldLock::Rslock(lock)) => lock.release().await,
+            (_, HeldLock::Rslock(lock)) => Box::pin(lock.release()).await,
             (Implementation::Raw { connection, keys, release }, HeldLock::Raw(value)) => {
                 let mut connection = connection.clone();
                 let mut call = release.key(&keys[key]);
-                let deleted: i64 =
-                    call.arg(value.to_string()).invoke_async(&mut connection).await?;
+                let call = call.arg(value.to_string());
+                let deleted: i64 = Box::pin(call.invoke_async(&mut connection)).await?;
                 if deleted == 0 {
                     bail!("the lock expired while it was held");
                 }
             }
-            (_, HeldLock::Raw(_)) => {}
+            (Implementation::Insert { pool, keys }, HeldLock::Insert) => {
+                Box::pin(pool.delete(&keys[key])).await?;
+            }
+            (_, HeldLock::Row(lock)) => Box::pin(lock.release()).await?,
+            (_, HeldLock::Raw(_) | HeldLock::Insert) => {}
         }
         Ok(())
     }
@@ -279,15 +333,28 @@ impl LockClient {
                 let _: String = redis::cmd("PING").query_async(&mut connection).await?;
                 Ok(began.elapsed())
             }
+            Implementation::Insert { pool, .. } | Implementation::Row { pool, .. } => {
+                pool.ping().await
+            }
         }
     }
 
     /// Releases what is still held and disconnects.
     pub async fn close(&self) {
-        if let Implementation::Dlock { dlock, .. } = &self.implementation {
-            dlock.shutdown(Duration::from_secs(2)).await;
+        match &self.implementation {
+            Implementation::Dlock { dlock, .. } => {
+                dlock.shutdown(Duration::from_secs(2)).await;
+            }
+            Implementation::Insert { pool, keys } | Implementation::Row { pool, keys } => {
+                pool.clean_up(keys).await;
+            }
+            Implementation::Rslock { .. } | Implementation::Raw { .. } => {}
         }
     }
+}
+
+fn names(key_prefix: &str, keys: usize) -> Vec<String> {
+    (0..keys).map(|key| format!("{key_prefix}:{key}")).collect()
 }
 
 /// Releases a guard.

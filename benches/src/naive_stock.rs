@@ -11,6 +11,7 @@ use redis::aio::MultiplexedConnection;
 
 use crate::expiry_guard::EXPIRY;
 use crate::server;
+use crate::sql_stock::SqlStock;
 
 /// The number of units in each segment, kept in the same store as the locks.
 #[derive(Debug)]
@@ -22,6 +23,7 @@ pub struct NaiveStock {
 enum Storage {
     Memory(Vec<AtomicU64>),
     Redis { connection: MultiplexedConnection, keys: Vec<String> },
+    Sql(SqlStock),
 }
 
 impl std::fmt::Debug for Storage {
@@ -29,6 +31,7 @@ impl std::fmt::Debug for Storage {
         f.write_str(match self {
             Storage::Memory(_) => "Memory",
             Storage::Redis { .. } => "Redis",
+            Storage::Sql(_) => "Sql",
         })
     }
 }
@@ -53,12 +56,16 @@ impl NaiveStock {
         stock: u64,
         segments: usize,
     ) -> Result<Self> {
-        let storage = if server::is_embedded(config) {
-            Storage::Memory(split(stock, segments).into_iter().map(AtomicU64::new).collect())
-        } else {
-            let connection = server::connect(config).await?;
-            let keys = server::redis_names(config, &format!("{key_prefix}:stock"), segments)?;
-            Storage::Redis { connection, keys }
+        let storage = match server::backend(config) {
+            "memory" => {
+                Storage::Memory(split(stock, segments).into_iter().map(AtomicU64::new).collect())
+            }
+            "redis" => {
+                let connection = server::connect(config).await?;
+                let keys = server::redis_names(config, &format!("{key_prefix}:stock"), segments)?;
+                Storage::Redis { connection, keys }
+            }
+            _ => Storage::Sql(SqlStock::open(config, key_prefix, segments, segments).await?),
         };
         Ok(NaiveStock { storage, commands: AtomicU64::new(0) })
     }
@@ -68,6 +75,9 @@ impl NaiveStock {
     /// # Errors
     /// Fails if the store fails.
     pub async fn fill(&self, stock: u64) -> Result<()> {
+        if let Storage::Sql(rows) = &self.storage {
+            return rows.fill(&split(stock, rows.count())).await;
+        }
         let Storage::Redis { connection, keys } = &self.storage else { return Ok(()) };
         let mut sets = redis::pipe();
         for (key, part) in keys.iter().zip(split(stock, keys.len())) {
@@ -79,7 +89,7 @@ impl NaiveStock {
     /// The names of the keys in the server; none without a server.
     pub fn keys(&self) -> &[String] {
         match &self.storage {
-            Storage::Memory(_) => &[],
+            Storage::Memory(_) | Storage::Sql(_) => &[],
             Storage::Redis { keys, .. } => keys,
         }
     }
@@ -111,6 +121,10 @@ impl NaiveStock {
                     get.arg(&keys[segment]).query_async(&mut connection.clone()).await?;
                 left.context(GONE)
             }
+            Storage::Sql(rows) => {
+                self.commands.fetch_add(1, Ordering::Relaxed);
+                rows.read(segment).await?.context(GONE)
+            }
         }
     }
 
@@ -123,6 +137,10 @@ impl NaiveStock {
                 // XX: a run that was interrupted writes nothing after its keys were removed.
                 set.arg(&keys[segment]).arg(left).arg("XX").arg("KEEPTTL");
                 set.exec_async(&mut connection.clone()).await?;
+            }
+            Storage::Sql(rows) => {
+                self.commands.fetch_add(1, Ordering::Relaxed);
+                rows.write(segment, left).await?;
             }
         }
         Ok(())
@@ -145,6 +163,9 @@ impl NaiveStock {
                 let left: Vec<Option<u64>> = gets.query_async(&mut connection.clone()).await?;
                 left.into_iter().collect::<Option<_>>().context(GONE)
             }
+            Storage::Sql(rows) => {
+                rows.left().await?.into_iter().collect::<Option<_>>().context(GONE)
+            }
         }
     }
 
@@ -160,6 +181,9 @@ impl NaiveStock {
     pub async fn remove(&self) -> Result<()> {
         if let Storage::Redis { connection, keys } = &self.storage {
             redis::cmd("DEL").arg(keys).exec_async(&mut connection.clone()).await?;
+        }
+        if let Storage::Sql(rows) = &self.storage {
+            rows.remove().await?;
         }
         Ok(())
     }

@@ -76,6 +76,9 @@ pub struct SaleCounts {
     pub units: u64,
     /// The number of commands sent to sell them, without script calls.
     pub commands: u64,
+    /// How often units were brought from one home to another.
+    #[serde(default)]
+    pub moves: u64,
 }
 
 #[derive(Serialize, Deserialize)]

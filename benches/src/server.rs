@@ -12,13 +12,34 @@ pub fn backend(config: &Config) -> &str {
     let url = config.url.as_deref().unwrap_or_default();
     match url.split_once("://").map_or(url, |(scheme, _)| scheme) {
         "redis" | "rediss" | "redis+unix" => "redis",
+        "redis+sentinel" | "rediss+sentinel" => "redis+sentinel",
+        "redis+cluster" | "rediss+cluster" => "redis+cluster",
+        "redlock" | "redlocks" => "redlock",
+        "postgres" | "postgresql" => "postgres",
+        "mysql" | "mariadb" => "mysql",
+        "consul" | "consuls" => "consul",
         other => other,
     }
+}
+
+/// Whether several servers have the locks, so that no single one tells what they cost.
+pub fn is_cluster(config: &Config) -> bool {
+    backend(config) == "redis+cluster"
 }
 
 /// Whether the locks are kept in this process.
 pub fn is_embedded(config: &Config) -> bool {
     backend(config) == "memory"
+}
+
+/// Whether the locks are kept by a majority of servers.
+pub fn is_quorum(config: &Config) -> bool {
+    backend(config) == "redlock"
+}
+
+/// Names for locks of others at the servers of a quorum.
+pub fn quorum_names(key_prefix: &str, count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("dlock:2:bench:{key_prefix}:{number}")).collect()
 }
 
 /// Checks that dlock can use the server.
@@ -105,7 +126,11 @@ mod tests {
             ("memory://", "memory"),
             ("redis://u:p@h:1/2?ttl=1s", "redis"),
             ("rediss://h", "redis"),
+            ("redlock://a,b,c", "redlock"),
             ("redis+unix:///run/redis.sock", "redis"),
+            ("redis+sentinel://h1,h2:1/mymaster", "redis+sentinel"),
+            ("rediss+cluster://h1,h2", "redis+cluster"),
+            ("sqlite:///tmp/locks.db", "sqlite"),
         ] {
             assert_eq!(super::backend(&Config::from_url(url).unwrap()), name);
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use dlock::Config;
+use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 
 use crate::interrupt::Interrupt;
@@ -13,7 +14,8 @@ use crate::load::{Load, Operation, OperationContext};
 use crate::measurement::{LatencySummary, Measurement, Recorder, rounded};
 use crate::processes::{Job, Launcher, Report, SaleCounts, Workers};
 use crate::seller::{Method, Seller, SellerConfig};
-use crate::{clock, processes, server, usage_error};
+use crate::spread::Spread;
+use crate::{clock, cpu, processes, server, usage_error};
 
 /// The units in stock: more than a run can sell.
 const STOCK: u64 = 4_000_000_000;
@@ -27,6 +29,8 @@ pub struct Plan {
     pub load: Load,
     /// The number of segments of the stock.
     pub segments: u32,
+    /// The homes of the stock, and further servers.
+    pub spread: Spread,
     /// How long a lock is held; not used by the methods without a lock.
     pub hold: Duration,
     /// The prefix of the keys of this run.
@@ -43,6 +47,11 @@ pub struct Outcome {
     pub tasks: usize,
     pub processes: usize,
     pub segments: u32,
+    pub homes: u32,
+    /// How often units were brought from one home to another.
+    pub moves: u64,
+    /// The share of one core that each server used in the measured time.
+    pub server_cpu: Vec<Option<f64>>,
     pub seconds: f64,
     pub operations: u64,
     pub ops_per_s: f64,
@@ -66,6 +75,7 @@ impl Plan {
             key_prefix: self.key_prefix.clone(),
             stock: STOCK,
             segments: self.segments,
+            spread: self.spread.clone(),
             think: if locked { self.hold } else { Duration::ZERO },
             reserve_first: false,
             at_once: self.load.tasks,
@@ -86,6 +96,12 @@ pub async fn run(
     interrupt: &Interrupt,
 ) -> Result<Outcome> {
     plan.load.check(config)?;
+    let by_lock = matches!(plan.mode, Method::GlobalLock | Method::SegmentedLock);
+    if by_lock && (server::is_cluster(config) || plan.spread.is_several()) {
+        return Err(usage_error(
+            "the stock of a lock is kept at one server; give --url redis://host:port, or --mode inventory, inventory-idempotent or leased, which use all of them",
+        ));
+    }
     if plan.segments == 0 {
         return Err(usage_error("segments must be at least 1"));
     }
@@ -101,19 +117,34 @@ async fn deduct(
     seller: &Arc<Seller>,
 ) -> Result<Outcome> {
     let scripts_before = seller.script_calls().await?;
-    let reports = if plan.load.processes == 1 {
-        let run = ProcessRun { plan: plan.clone(), seller: seller.clone() };
-        vec![run.run(processes::start_soon()).await]
-    } else {
-        let job = |process| {
-            let load = Load { process, ..plan.load.clone() };
-            Job::Deduct(Plan { load, ..plan.clone() })
-        };
-        let jobs = (0..plan.load.processes).map(job).collect();
-        Workers::start(launcher, jobs).await?.run(processes::start_soon()).await?
+    let servers = plan.spread.servers(config).await?;
+    let workers = match plan.load.processes {
+        1 => None,
+        processes => {
+            let job = |process| {
+                let load = Load { process, ..plan.load.clone() };
+                Job::Deduct(Plan { load, ..plan.clone() })
+            };
+            Some(Workers::start(launcher, (0..processes).map(job).collect()).await?)
+        }
     };
+    let start = processes::start_soon();
+    let (from, until) = plan.load.measured_time(start);
+    let shares = servers.iter().map(|server| cpu::server_share(server, from, until));
+    let running = async {
+        match workers {
+            Some(workers) => workers.run(start).await,
+            None => {
+                let run = ProcessRun { plan: plan.clone(), seller: seller.clone() };
+                Ok(vec![run.run(start).await])
+            }
+        }
+    };
+    let (reports, server_cpu) = tokio::join!(running, join_all(shares));
+    let reports = reports?;
     let sold: u64 = reports.iter().map(|report| report.sold.units).sum();
     let commands: u64 = reports.iter().map(|report| report.sold.commands).sum();
+    let moves = reports.iter().map(|report| report.sold.moves).sum();
     let requests = seller.script_calls().await?.saturating_sub(scripts_before) + commands;
     let left = seller.total_left().await?;
 
@@ -127,6 +158,9 @@ async fn deduct(
         tasks: plan.load.tasks,
         processes: plan.load.processes,
         segments: plan.segments,
+        homes: plan.spread.homes,
+        moves,
+        server_cpu,
         seconds,
         operations: measured.operations,
         ops_per_s: rounded(measured.operations as f64 / seconds),
@@ -168,7 +202,8 @@ impl ProcessRun {
             sold: sold.clone(),
         };
         plan.load.run(start, &recorder, operation).await;
-        let sold = SaleCounts { units: sold.load(Ordering::Relaxed), commands: seller.commands() };
+        let (units, commands) = (sold.load(Ordering::Relaxed), seller.commands());
+        let sold = SaleCounts { units, commands, moves: seller.moves() };
         Report { measured: recorder.measurement(), sold, ..Report::default() }
     }
 

@@ -69,7 +69,7 @@ pub async fn run(
     if plan.rounds == 0 {
         return Err(usage_error("rounds must be at least 1"));
     }
-    plan.locks.check()?;
+    plan.locks.check(config)?;
     server::check_reachable(config).await?;
     let jobs = vec![Job::Handoff(plan.clone()), Job::Handoff(plan.clone())];
     let running =

@@ -78,7 +78,7 @@ async fn hold(
     lost: &AtomicU64,
     renewed: &AtomicU64,
 ) -> Result<Outcome> {
-    let mut server = match server::is_embedded(config) {
+    let mut server = match server::is_embedded(config) || server::is_cluster(config) {
         true => None,
         false => Some(server::connect(config).await?),
     };

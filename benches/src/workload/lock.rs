@@ -3,9 +3,12 @@
 //! In the first half of the warm-up every lock is held for at least a millisecond. An
 //! empty critical section is over too soon for the checker to see two tasks inside.
 //! The checker is on during the warm-up too. With read locks, some of the locks are
-//! acquired for writing then: readers alone exclude nobody.
+//! acquired for writing then: readers alone exclude nobody. One task of a process at a
+//! time does so: many writers in the queue, each of which waits until all readers have
+//! left, would still be waiting when the measurement begins.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -79,12 +82,14 @@ pub struct Outcome {
 impl Plan {
     fn check(&self, config: &Config) -> Result<()> {
         self.load.check(config)?;
-        self.locks.check()?;
+        self.locks.check(config)?;
         if self.keys == 0 {
             return Err(usage_error("keys must be at least 1"));
         }
         if server::is_embedded(config) && self.locks.peer.is_some() {
-            return Err(usage_error("the peers need Redis; give --url redis://host:port"));
+            return Err(usage_error(
+                "the peers need a server; give --url redis://host:port, or that of a SQL database for `insert` and `row`",
+            ));
         }
         if server::is_embedded(config) && self.bystander {
             return Err(usage_error(
@@ -235,10 +240,12 @@ impl ProcessRun {
     pub async fn run(&self, start: u64) -> Report {
         let ProcessRun { plan, client, checker } = self;
         let recorder = Arc::new(Recorder::default());
+        let writer = Arc::new(AtomicBool::new(false));
         let cycle = |number| Cycle {
             keys: Keys::new(plan, number),
             hold: plan.hold,
             checked_until: start + clock::nanos(plan.load.warmup) / 2,
+            writer: writer.clone(),
             client: client.clone(),
             checker: checker.clone(),
         };
@@ -284,6 +291,21 @@ impl Keys {
     }
 }
 
+/// While it exists, no other task of the process writes.
+struct OnlyWriter<'a>(&'a AtomicBool);
+
+impl<'a> OnlyWriter<'a> {
+    fn new(writer: &'a AtomicBool) -> Option<Self> {
+        (!writer.swap(true, Ordering::AcqRel)).then_some(OnlyWriter(writer))
+    }
+}
+
+impl Drop for OnlyWriter<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// The operation: acquire and release a lock.
 struct Cycle {
     keys: Keys,
@@ -291,6 +313,8 @@ struct Cycle {
     /// Until when a lock is held for at least [`CHECKED_HOLD`], and some read locks are
     /// acquired for writing.
     checked_until: u64,
+    /// Whether a task of this process acquires a read-write lock for writing.
+    writer: Arc<AtomicBool>,
     client: Arc<LockClient>,
     checker: Arc<ExclusionChecker>,
 }
@@ -298,11 +322,14 @@ struct Cycle {
 impl Operation for Cycle {
     async fn run_once(&mut self, context: &mut OperationContext) -> Result<()> {
         let key = self.keys.next();
-        let writes =
-            clock::now() < self.checked_until && rand::rng().random_ratio(1, CHECKED_WRITES);
+        if self.checked_until > 0 && clock::now() >= self.checked_until {
+            self.checked_until = 0;
+        }
+        let checks = self.checked_until > 0 && rand::rng().random_ratio(1, CHECKED_WRITES);
+        let writer = if checks { OnlyWriter::new(&self.writer) } else { None };
         let acquiring = async {
-            if writes {
-                return self.client.acquire_for_writing(key).await;
+            if writer.is_some() {
+                return Box::pin(self.client.acquire_for_writing(key)).await;
             }
             self.client.acquire(key).await
         };

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::interrupt::Interrupt;
 use crate::measurement::{LatencySummary, Measurement, Recorder, rounded};
 use crate::seller::{Method, Seller, SellerConfig};
-use crate::{clock, usage_error};
+use crate::{clock, cpu, usage_error};
 
 /// The flash sale to simulate.
 #[derive(Clone, Debug)]
@@ -38,6 +38,11 @@ pub struct Outcome {
     pub latency: LatencySummary,
     /// The requests to the server for each order that got units.
     pub round_trips: f64,
+    pub homes: u32,
+    /// How often units were brought from one home to another.
+    pub moves: u64,
+    /// The share of one core that each server used, from the first order to the last.
+    pub server_cpu: Vec<Option<f64>>,
 }
 
 /// The result of a sale, with the details for the report.
@@ -98,6 +103,8 @@ async fn sell_out(
     let (least, most) = plan.quantity;
     let recorder = Arc::new(Recorder::default());
     let scripts_before = seller.script_calls().await?;
+    let servers = plan.seller.spread.servers(&plan.seller.backend).await?;
+    let cpu_before = cpu::usage_now(&servers).await;
     let start = clock::now();
     let timeline = Arc::new(Mutex::new(Vec::new()));
     // With operation ids a sample would read all ids, so these sales are not sampled.
@@ -159,6 +166,9 @@ async fn sell_out(
         ops_per_s: rounded(orders / seconds(start, last_sale).max(1e-9)),
         latency: measured.latency(),
         round_trips: (requests as f64 / orders.max(1.0) * 1_000.0).round() / 1_000.0,
+        homes: plan.seller.spread.homes,
+        moves: seller.moves(),
+        server_cpu: cpu::shares_since(&cpu_before).await,
     };
     Ok(SaleResult { outcome, measured, timeline })
 }

@@ -1,47 +1,21 @@
-//! Four methods to sell from one stock without selling a unit twice.
+//! Methods to sell from one stock without selling a unit twice.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+mod method;
+mod sell;
+
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use dlock::{Config, Dlock, Key};
-use dlock_segment::{Confirmation, Deduction, Inventory, Reservation, SegmentedLock};
-use serde::{Deserialize, Serialize};
+use dlock_segment::{Inventory, LeasedUnits, Reservation, SegmentedLock};
 
+pub use self::method::Method;
 use crate::expiry_guard::ExpiryGuard;
-use crate::lock_client::release_guard;
 use crate::naive_stock::NaiveStock;
-use crate::{clock, server};
-
-/// The method that keeps a unit from being sold twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Method {
-    /// One lock around a count that the client reads and writes.
-    GlobalLock,
-    /// The same count in segments, with a lock for each segment.
-    SegmentedLock,
-    /// [`Inventory`]: the store keeps the count.
-    Inventory,
-    /// [`Inventory`], with an operation id for each order.
-    InventoryIdempotent,
-}
-
-impl Method {
-    /// All methods, the slowest first.
-    pub const ALL: [Method; 4] =
-        [Method::GlobalLock, Method::SegmentedLock, Method::Inventory, Method::InventoryIdempotent];
-
-    /// The name of the method in JSON and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Method::GlobalLock => "global-lock",
-            Method::SegmentedLock => "segmented-lock",
-            Method::Inventory => "inventory",
-            Method::InventoryIdempotent => "inventory-idempotent",
-        }
-    }
-}
+use crate::server;
+use crate::spread::Spread;
+use crate::sql_stock::{BatchedRow, SqlStock};
 
 /// What a [`Seller`] sells, and where the stock is.
 #[derive(Clone, Debug)]
@@ -54,6 +28,8 @@ pub struct SellerConfig {
     pub stock: u64,
     /// The number of segments.
     pub segments: u32,
+    /// The homes of the inventory and further servers.
+    pub spread: Spread,
     /// How long an order takes. Methods with a lock hold it for this time.
     pub think: Duration,
     /// Whether [`Method::InventoryIdempotent`] reserves first and confirms after
@@ -83,7 +59,8 @@ const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Debug)]
 pub struct Seller {
     config: SellerConfig,
-    dlock: Dlock,
+    /// The clients of all servers.
+    clients: Vec<Dlock>,
     strategy: Strategy,
     /// Units never come back during a run, so once the stock was seen empty, nobody
     /// needs to ask again. A segmented lock knows by itself when every segment is dry.
@@ -98,6 +75,20 @@ enum Strategy {
     Global(dlock::Mutex, NaiveStock),
     Segmented(SegmentedLock, NaiveStock),
     Inventory { inventory: Inventory, idempotent: bool },
+    Leased { inventory: Inventory, units: LeasedUnits },
+    Row(SqlStock),
+    BatchedRow(BatchedRow),
+}
+
+impl Strategy {
+    /// The row of a peer in SQL.
+    fn row(&self) -> Option<&SqlStock> {
+        match self {
+            Strategy::Row(row) => Some(row),
+            Strategy::BatchedRow(batched) => Some(&batched.stock),
+            _ => None,
+        }
+    }
 }
 
 impl Seller {
@@ -113,6 +104,13 @@ impl Seller {
                 stock.fill(units).await?;
                 stock.keys().to_vec()
             }
+            Strategy::Leased { .. } => seller.inventory_keys(method)?,
+            Strategy::Row(_) | Strategy::BatchedRow(_) => {
+                if let Some(row) = seller.strategy.row() {
+                    row.fill(&[units]).await?;
+                }
+                Vec::new()
+            }
             Strategy::Inventory { inventory, .. } => {
                 if seller.config.spare_units(method) > 0 {
                     let spare = inventory.reserve(1).operation("spare").expires_in(RETENTION);
@@ -124,7 +122,9 @@ impl Seller {
                 seller.inventory_keys(method)?
             }
         };
-        seller.expiry_guard = Some(ExpiryGuard::start(&seller.config.backend, keys).await?);
+        if !seller.is_spread() {
+            seller.expiry_guard = Some(ExpiryGuard::start(&seller.config.backend, keys).await?);
+        }
         Ok(seller)
     }
 
@@ -142,7 +142,8 @@ impl Seller {
         }
         let mut client = config.backend.clone();
         client.max_waiters = Some(client.max_waiters.unwrap_or(10_000).max(config.at_once + 1));
-        let dlock = Dlock::builder().config(client).connect().await?;
+        let clients = config.spread.connect(&client).await?;
+        let dlock = &clients[0];
         let key = config.key(method);
         let stock = |segments| NaiveStock::open(&config.backend, &key, config.stock, segments);
         let strategy = match method {
@@ -151,138 +152,54 @@ impl Seller {
                 Strategy::Global(lock, stock(1).await?)
             }
             Method::SegmentedLock => {
-                let lock = SegmentedLock::new(&dlock, key.as_str(), config.segments);
+                let lock = SegmentedLock::new(dlock, key.as_str(), config.segments);
                 Strategy::Segmented(lock.wait_unlimited(), stock(config.segments as usize).await?)
             }
-            Method::Inventory | Method::InventoryIdempotent => {
+            Method::Inventory | Method::InventoryIdempotent | Method::Leased => {
                 let inventory = if create {
-                    let inventory = Inventory::builder(&dlock, key.as_str()).retention(RETENTION);
+                    let inventory = Inventory::builder(dlock, key.as_str()).retention(RETENTION);
+                    let further = clients[1..].iter().cloned();
+                    let inventory = inventory.homes(config.spread.homes).servers(further);
                     inventory
                         .stock(config.stock + config.spare_units(method))
                         .segments(config.segments)
                         .create()
                         .await?
                 } else {
-                    Inventory::open(&dlock, key.as_str()).await?
+                    Inventory::open_on(&clients, key.as_str(), None).await?
                 };
-                Strategy::Inventory { inventory, idempotent: method == Method::InventoryIdempotent }
+                match method {
+                    Method::Leased => {
+                        let units = inventory.lease_units().start().await?;
+                        Strategy::Leased { inventory, units }
+                    }
+                    _ => {
+                        let idempotent = method == Method::InventoryIdempotent;
+                        Strategy::Inventory { inventory, idempotent }
+                    }
+                }
+            }
+            Method::Row => {
+                let tasks = config.at_once;
+                Strategy::Row(SqlStock::open(&config.backend, &key, 1, tasks).await?)
+            }
+            Method::BatchedRow => {
+                let row = SqlStock::open(&config.backend, &key, 1, 2).await?;
+                Strategy::BatchedRow(BatchedRow::new(row))
             }
         };
         let sold_out = AtomicBool::new(false);
-        Ok(Seller { config, dlock, strategy, sold_out, expiry_guard: None })
+        Ok(Seller { config, clients, strategy, sold_out, expiry_guard: None })
     }
 
     /// The keys of the inventory in the server, without the operation ids, which expire.
     fn inventory_keys(&self, method: Method) -> Result<Vec<String>> {
-        if server::is_embedded(&self.config.backend) {
+        if server::backend(&self.config.backend) != "redis" {
             return Ok(Vec::new());
         }
-        let name = self.dlock.client_extension().redis_name(&Key::new(self.config.key(method))?)?;
+        let name =
+            self.clients[0].client_extension().redis_name(&Key::new(self.config.key(method))?)?;
         Ok(["", "t", "z", "h", "x"].iter().map(|part| format!("{name}{part}")).collect())
-    }
-
-    /// Sells up to `want` units to one order and returns how many; 0 if the stock is
-    /// sold out, `None` if the lock was not acquired before `end`.
-    ///
-    /// # Errors
-    /// Fails if the store fails.
-    pub async fn sell(&self, order: &str, want: u64, end: u64) -> Result<Option<u64>> {
-        if self.sold_out.load(Ordering::Relaxed) {
-            return Ok(Some(0));
-        }
-        let sold = match &self.strategy {
-            Strategy::Global(lock, stock) => {
-                let Some(guard) = clock::timeout_at(end, lock.lock()).await else {
-                    return Ok(None);
-                };
-                let guard = guard?;
-                let sold = stock.take(0, want, self.config.think).await?;
-                release_guard(guard).await?;
-                sold
-            }
-            Strategy::Segmented(lock, stock) => {
-                match self.sell_from_segments(lock, stock, want, end).await? {
-                    Some(sold) => sold,
-                    None => return Ok(None),
-                }
-            }
-            Strategy::Inventory { inventory, idempotent } => {
-                self.sell_from_inventory(inventory, *idempotent, order, want).await?
-            }
-        };
-        if sold == 0 && !matches!(self.strategy, Strategy::Segmented(..)) {
-            self.sold_out.store(true, Ordering::Relaxed);
-        }
-        Ok(Some(sold))
-    }
-
-    /// Takes units from one segment after the other until the order is complete.
-    async fn sell_from_segments(
-        &self,
-        lock: &SegmentedLock,
-        stock: &NaiveStock,
-        want: u64,
-        end: u64,
-    ) -> Result<Option<u64>> {
-        let mut sold = 0;
-        let mut segments = lock.pick();
-        loop {
-            let Some(next) = clock::timeout_at(end, segments.next()).await else {
-                return Ok(Some(sold).filter(|sold| *sold > 0));
-            };
-            let Some((segment, guard)) = next? else { break };
-            sold += stock.take(segment.index(), want - sold, self.config.think).await?;
-            release_guard(guard).await?;
-            if sold == want {
-                break;
-            }
-            segments.dry();
-        }
-        Ok(Some(sold))
-    }
-
-    /// If there are fewer units than wanted, the order takes fewer.
-    async fn sell_from_inventory(
-        &self,
-        inventory: &Inventory,
-        idempotent: bool,
-        order: &str,
-        want: u64,
-    ) -> Result<u64> {
-        for units in (1..=want).rev() {
-            let id = format!("{order}-{units}");
-            let sold = match (idempotent, self.config.reserve_first) {
-                (false, _) => taken(inventory.deduct(units).send().await?)?,
-                (true, false) => {
-                    taken(inventory.deduct(units).operation(id).first_try().send().await?)?
-                }
-                (true, true) => {
-                    let reserving = inventory.reserve(units).operation(id.clone()).first_try();
-                    match reserving.send().await? {
-                        Reservation::Held(_) => {
-                            self.think().await;
-                            return match inventory.reservation(&id).confirm().await? {
-                                Confirmation::Confirmed(_) => Ok(units),
-                                other => bail!("a reservation is {other:?} instead of confirmed"),
-                            };
-                        }
-                        Reservation::SoldOut { .. } | Reservation::NotEnough { .. } => false,
-                        other => bail!("unexpected answer of the inventory: {other:?}"),
-                    }
-                }
-            };
-            if sold {
-                self.think().await;
-                return Ok(units);
-            }
-        }
-        Ok(0)
-    }
-
-    async fn think(&self) {
-        if !self.config.think.is_zero() {
-            tokio::time::sleep(self.config.think).await;
-        }
     }
 
     /// The units that are left in each segment.
@@ -292,13 +209,14 @@ impl Seller {
     pub async fn left(&self) -> Result<Vec<u64>> {
         match &self.strategy {
             Strategy::Global(_, stock) | Strategy::Segmented(_, stock) => stock.left().await,
-            Strategy::Inventory { inventory, .. } => {
+            Strategy::Inventory { inventory, .. } | Strategy::Leased { inventory, .. } => {
                 let audit = inventory.audit().await?;
                 if let Some(fault) = audit.disagreements.first() {
                     bail!("the audit found a fault: {}", fault.what);
                 }
                 Ok(audit.segments.iter().map(|segment| segment.counts.available).collect())
             }
+            Strategy::Row(_) | Strategy::BatchedRow(_) => Ok(vec![self.row_left().await?]),
         }
     }
 
@@ -312,7 +230,18 @@ impl Seller {
                 Ok(stock.left().await?.iter().sum())
             }
             Strategy::Inventory { inventory, .. } => Ok(inventory.stock().await?.available),
+            Strategy::Leased { inventory, units } => {
+                units.stop().await?; // what it has left is for sale again
+                Ok(inventory.stock().await?.available)
+            }
+            Strategy::Row(_) | Strategy::BatchedRow(_) => self.row_left().await,
         }
+    }
+
+    /// The units that are left in the row of a peer.
+    async fn row_left(&self) -> Result<u64> {
+        let Some(row) = self.strategy.row() else { return Ok(0) };
+        row.read(0).await?.context("the row of this run is gone")
     }
 
     /// The number of scripts that the server has run for all its clients since its
@@ -321,10 +250,32 @@ impl Seller {
     /// # Errors
     /// Fails if the server does not answer.
     pub async fn script_calls(&self) -> Result<u64> {
-        if server::is_embedded(&self.config.backend) {
+        if server::backend(&self.config.backend) != "redis" {
             return Ok(0);
         }
-        server::script_calls(&mut server::connect(&self.config.backend).await?).await
+        let mut calls = 0;
+        for server in self.config.spread.servers(&self.config.backend).await? {
+            calls += server::script_calls(&mut server::connect(&server).await?).await?;
+        }
+        Ok(calls)
+    }
+
+    /// Whether the keys are on several servers, or in a cluster.
+    fn is_spread(&self) -> bool {
+        self.config.spread.is_several() || server::backend(&self.config.backend).contains("cluster")
+    }
+
+    /// How often this seller brought units from one home to another.
+    pub fn moves(&self) -> u64 {
+        match &self.strategy {
+            Strategy::Inventory { inventory, .. } | Strategy::Leased { inventory, .. } => {
+                inventory.moves()
+            }
+            Strategy::Global(..)
+            | Strategy::Segmented(..)
+            | Strategy::Row(_)
+            | Strategy::BatchedRow(_) => 0,
+        }
     }
 
     /// The number of commands that this seller has sent to a server, without script
@@ -332,7 +283,10 @@ impl Seller {
     pub fn commands(&self) -> u64 {
         match &self.strategy {
             Strategy::Global(_, stock) | Strategy::Segmented(_, stock) => stock.commands(),
-            Strategy::Inventory { .. } => 0,
+            Strategy::Inventory { .. }
+            | Strategy::Leased { .. }
+            | Strategy::Row(_)
+            | Strategy::BatchedRow(_) => 0,
         }
     }
 
@@ -344,9 +298,20 @@ impl Seller {
         let removed = match &self.strategy {
             Strategy::Global(_, stock) | Strategy::Segmented(_, stock) => stock.remove().await,
             Strategy::Inventory { inventory, idempotent } => {
+                let method =
+                    if *idempotent { Method::InventoryIdempotent } else { Method::Inventory };
                 let removed = inventory.remove().await.map(drop).map_err(Into::into);
-                removed.and(self.forget_removal(inventory, *idempotent).await)
+                removed.and(self.forget_removal(inventory, method).await)
             }
+            Strategy::Leased { inventory, units } => {
+                let stopped = units.stop().await.map(drop).map_err(anyhow::Error::from);
+                let removed = inventory.remove().await.map(drop).map_err(Into::into);
+                stopped.and(removed).and(self.forget_removal(inventory, Method::Leased).await)
+            }
+            Strategy::Row(_) | Strategy::BatchedRow(_) => match self.strategy.row() {
+                Some(row) => row.remove().await,
+                None => Ok(()),
+            },
         };
         self.disconnect().await;
         removed.context(
@@ -355,8 +320,10 @@ impl Seller {
     }
 
     /// Nobody will ask for the inventory of this run: the note that it was removed goes too.
-    async fn forget_removal(&self, inventory: &Inventory, idempotent: bool) -> Result<()> {
-        let method = if idempotent { Method::InventoryIdempotent } else { Method::Inventory };
+    async fn forget_removal(&self, inventory: &Inventory, method: Method) -> Result<()> {
+        if self.is_spread() {
+            return Ok(()); // the notes expire by themselves, within a day
+        }
         let Some(name) = self.inventory_keys(method)?.into_iter().next() else { return Ok(()) };
         let mut connection = server::connect(&self.config.backend).await?;
         let note = format!("{name}d{}", inventory.creation_id());
@@ -378,14 +345,11 @@ impl Seller {
 
     /// Disconnects. The stock stays for the process that created it.
     pub async fn disconnect(&self) {
-        self.dlock.shutdown(Duration::from_secs(2)).await;
-    }
-}
-
-fn taken(deduction: Deduction) -> Result<bool> {
-    match deduction {
-        Deduction::Taken(_) => Ok(true),
-        Deduction::SoldOut { .. } | Deduction::NotEnough { .. } => Ok(false),
-        other => bail!("unexpected answer of the inventory: {other:?}"),
+        if let Strategy::Leased { units, .. } = &self.strategy {
+            let _ = units.stop().await; // else its lot expires
+        }
+        for client in &self.clients {
+            client.shutdown(Duration::from_secs(2)).await;
+        }
     }
 }
