@@ -11,6 +11,8 @@ use dlock_bench::lock_client::{LockKind, LockOptions, Peer};
 use dlock_bench::processes;
 use dlock_bench::processes::Launcher;
 use dlock_bench::seller::Method;
+use dlock_bench::spread::Spread;
+use dlock_bench::usage_error;
 use dlock_bench::workload::{deduct, handoff, held, lock};
 use serde::Serialize;
 
@@ -28,9 +30,15 @@ Examples:
   dlock bench lock --url redis://localhost --tasks 16 --processes 8
   dlock bench lock --url redis://localhost --tasks 1200 --permits 200 --hold 50ms --bystander
   dlock bench lock --url redis://localhost --tasks 200 --shared --hold 50ms --rate 2000
+  dlock bench lock --url redis+cluster://h1,h2,h3 --tasks 50 --keys 50
+  dlock bench lock --url redis+sentinel://h1,h2,h3/mymaster --tasks 50 --keys 50
+  dlock bench lock --url postgres://localhost/shop --tasks 50 --peer insert
   dlock bench handoff --url redis://localhost
   dlock bench deduct --url redis://localhost --tasks 1000 --mode inventory
   dlock bench deduct --url redis://localhost --processes 4 --rate 5000
+  dlock bench deduct --url redis+cluster://a,b,c --homes 6
+  dlock bench deduct --url 'redis://a,b,c?homes=6' --mode inventory-idempotent
+  dlock bench deduct --url postgres://localhost/shop --tasks 64 --peer row
   dlock bench held --url redis://localhost --locks 100000 --json")]
 pub(crate) struct Bench {
     #[command(subcommand)]
@@ -60,10 +68,14 @@ pub(crate) fn up_to(max: usize) -> impl TypedValueParser<Value = usize> {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PeerName {
-    /// The crate rslock
+    /// The crate rslock, at one Redis
     Rslock,
-    /// SET NX PX and a compare-and-delete script, written by hand
+    /// SET NX PX and a compare-and-delete script, written by hand, at one Redis
     Raw,
+    /// In SQL: a row inserted under a unique key, tried again every 100 ms
+    Insert,
+    /// In SQL: one transaction for each lock, which locks a row
+    Row,
 }
 
 impl From<PeerName> for Peer {
@@ -71,6 +83,8 @@ impl From<PeerName> for Peer {
         match name {
             PeerName::Rslock => Peer::Rslock,
             PeerName::Raw => Peer::Raw,
+            PeerName::Insert => Peer::Insert,
+            PeerName::Row => Peer::Row,
         }
     }
 }
@@ -162,12 +176,35 @@ struct DeductArguments {
     /// The number of segments of the stock
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     segments: u32,
+    /// The number of homes of an inventory [default: as in the URL; two for each of several servers, six in a cluster]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=128))]
+    homes: Option<u32>,
     /// How long each lock is held; only for the modes with a lock
     #[arg(long, default_value = "0ms", value_parser = humantime::parse_duration)]
     hold: Duration,
     /// How the stock is protected
     #[arg(long, default_value = "inventory")]
     mode: ModeName,
+    /// Measure this instead of dlock, to compare
+    #[arg(long, conflicts_with = "mode")]
+    peer: Option<StockPeer>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum StockPeer {
+    /// In SQL: `UPDATE ... WHERE units >= n` of one row, with a connection for each task, at most 64
+    Row,
+    /// In SQL: the same UPDATE, once for all requests in flight
+    BatchedRow,
+}
+
+impl From<StockPeer> for Method {
+    fn from(peer: StockPeer) -> Self {
+        match peer {
+            StockPeer::Row => Method::Row,
+            StockPeer::BatchedRow => Method::BatchedRow,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -180,6 +217,8 @@ enum ModeName {
     Inventory,
     /// The inventory, with an operation id for each deduction
     InventoryIdempotent,
+    /// The inventory, from units that each process leases and sells from memory: a crash may return units that were promised
+    Leased,
 }
 
 impl From<ModeName> for Method {
@@ -189,6 +228,7 @@ impl From<ModeName> for Method {
             ModeName::SegmentedLock => Method::SegmentedLock,
             ModeName::Inventory => Method::Inventory,
             ModeName::InventoryIdempotent => Method::InventoryIdempotent,
+            ModeName::Leased => Method::Leased,
         }
     }
 }
@@ -212,6 +252,12 @@ impl Bench {
         if let Workload::Worker = self.workload {
             return processes::run_worker(&config).await;
         }
+        let is_stock = matches!(self.workload, Workload::Deduct(_));
+        if !is_stock && !common.spread(None)?.further.is_empty() {
+            return Err(usage_error(
+                "only `bench deduct` uses several servers; name one in the URL",
+            ));
+        }
         let (interrupt, launcher) = (Interrupt::listen()?, launcher(common)?);
         let key_prefix = format!("bench-{:016x}", rand::random::<u64>());
         match self.workload {
@@ -232,9 +278,10 @@ impl Bench {
                 let plan = handoff::Plan { locks, rounds };
                 print_outcome(common, &handoff::run(&config, plan, &launcher, &interrupt).await?)
             }
-            Workload::Deduct(DeductArguments { load, segments, hold, mode }) => {
-                let (mode, load) = (mode.into(), load.into());
-                let plan = deduct::Plan { mode, load, segments, hold, key_prefix };
+            Workload::Deduct(DeductArguments { load, segments, homes, hold, mode, peer }) => {
+                let (mode, load) = (peer.map_or_else(|| mode.into(), Method::from), load.into());
+                let spread = common.spread(homes)?;
+                let plan = deduct::Plan { mode, load, segments, spread, hold, key_prefix };
                 print_outcome(common, &deduct::run(&config, plan, &launcher, &interrupt).await?)
             }
             Workload::Held(HeldArguments { locks, ttl, duration }) => {
@@ -249,7 +296,8 @@ impl Bench {
 /// Starts this program again as a worker process on the same backend.
 pub(crate) fn launcher(common: &Common) -> Result<Launcher> {
     let program = std::env::current_exe().context("the path of this program cannot be found")?;
-    let variables = [("DLOCK_URL", &common.url), ("DLOCK_NAMESPACE", &common.namespace)];
+    let url = common.url.as_deref().map(Spread::parse).transpose()?.map(|(first, _)| first);
+    let variables = [("DLOCK_URL", &url), ("DLOCK_NAMESPACE", &common.namespace)];
     let environment = variables
         .into_iter()
         .filter_map(|(name, value)| Some((name.into(), value.as_ref()?.into())))

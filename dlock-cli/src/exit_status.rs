@@ -11,7 +11,8 @@ pub(crate) const LOST: u8 = 76;
 pub(crate) const UNAVAILABLE: u8 = 69;
 const DENIED: u8 = 77;
 const CONFIG: u8 = 78;
-const USAGE: u8 = 64;
+/// A key or the value of an option is not valid.
+pub(crate) const USAGE: u8 = 64;
 /// Any other failure.
 pub(crate) const FAILURE: u8 = 1;
 /// The program cannot be run, as in a shell.

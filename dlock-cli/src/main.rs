@@ -15,6 +15,7 @@ mod output;
 mod run;
 mod sale;
 mod sale_report;
+mod schema;
 mod show;
 mod watch;
 
@@ -25,13 +26,18 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use dlock::{Config, Dlock};
+use dlock_bench::spread::Spread;
 
 const EXAMPLES: &str = "\
 Examples:
   dlock sale
+  dlock run nightly-report -- ./report.sh
   dlock run --url redis://localhost nightly-report -- ./report.sh
   dlock ls --url redis://localhost order:
   dlock bench lock --url redis://localhost --tasks 500";
+
+/// The store when none is given: a file of the user's own, made when it is first used.
+const LOCAL_URL: &str = "sqlite://?migrate=true";
 
 /// Use and inspect distributed locks from the command line
 #[derive(Debug, Parser)]
@@ -52,7 +58,10 @@ struct Arguments {
 /// The options that all subcommands have.
 #[derive(Clone, Debug, clap::Args)]
 struct Common {
-    /// Where the locks are kept: memory://, redis://host:port, rediss://, redis+unix:///path
+    /// Where the locks are kept: sqlite:///path, redis://host:port, rediss://, redis+unix:///path,
+    /// redis+sentinel://, redis+cluster://, redlock://, postgres://, mysql://, zookeeper://, etcd://, consul://, memory://; for an inventory also
+    /// several servers, redis://a,b,c, and the number of its homes, ?homes=6 [default: sqlite://, a file in your state directory,
+    /// for the processes of this machine; sale and bench: memory://]
     #[arg(long, global = true, env = "DLOCK_URL", hide_env_values = true)]
     url: Option<String>,
     /// The namespace, which keeps the keys of applications apart [default: default]
@@ -75,6 +84,7 @@ enum Command {
     Watch(watch::Watch),
     Health(health::Health),
     Bench(bench::Bench),
+    Schema(schema::Schema),
     /// Print shell completions: dlock completions bash > /etc/bash_completion.d/dlock
     Completions {
         /// The shell to print completions for
@@ -85,11 +95,7 @@ enum Command {
 impl Common {
     /// The configuration: the `DLOCK_` variables, overridden by the command line.
     fn config(&self) -> Result<Config> {
-        let Some(url) = &self.url else {
-            return Err(dlock_bench::usage_error(
-                "no backend is given; give --url redis://host:port, or set DLOCK_URL",
-            ));
-        };
+        let url = &self.url.clone().unwrap_or_else(|| LOCAL_URL.to_owned());
         Config::from_url(url)?; // an error here should not name a variable
         let given = [("DLOCK_URL", Some(url)), ("DLOCK_NAMESPACE", self.namespace.as_ref())];
         let given = given.into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
@@ -101,9 +107,32 @@ impl Common {
         Ok(Config::from_vars("DLOCK_", vars)?)
     }
 
+    /// The homes of an inventory and further servers, as the URL says.
+    fn spread(&self, homes: Option<u32>) -> Result<Spread> {
+        let (_, mut spread) = Spread::parse(self.url.as_deref().unwrap_or_default())?;
+        spread.homes = homes.unwrap_or(spread.homes);
+        Ok(spread)
+    }
+
+    /// Whether the URL says in how many homes an inventory is kept.
+    fn names_homes(&self) -> bool {
+        self.url.as_deref().is_some_and(|url| url.contains("homes="))
+    }
+
+    /// The same options with the first server of the URL only.
+    fn first(&self) -> Result<Common> {
+        let url = self.url.as_deref().map(Spread::parse).transpose()?.map(|(first, _)| first);
+        Ok(Common { url, ..self.clone() })
+    }
+
+    /// Clients of all servers of an inventory, which the URL may name: redis://a,b,c.
+    async fn connect_all(&self) -> Result<Vec<Dlock>> {
+        self.spread(None)?.connect(&self.first()?.config()?).await
+    }
+
     /// The configuration of `bench` and `sale`, which use memory:// by default.
     fn load_config(&self) -> Result<Config> {
-        let url = self.url.clone().unwrap_or_else(|| "memory://".into());
+        let url = self.first()?.url.unwrap_or_else(|| "memory://".into());
         let mut config = Common { url: Some(url), ..self.clone() }.config()?;
         config.client_name.get_or_insert_with(|| "dlock load".into());
         Ok(config)
@@ -127,6 +156,7 @@ impl Command {
             Command::Watch(watch) => watch.run(common).await.map(|()| 0),
             Command::Health(health) => health.run(common).await,
             Command::Bench(bench) => bench.run(common).await.map(|()| 0),
+            Command::Schema(schema) => schema.run(common).await,
             Command::Completions { shell } => {
                 let mut command = Arguments::command();
                 let mut script = Vec::new();

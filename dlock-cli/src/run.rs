@@ -108,7 +108,7 @@ impl Run {
         let dlock = common.connect().await?;
         if dlock.capabilities().name == "memory" {
             output::warn(
-                "memory:// exists only inside this process, so no other process sees this lock; give --url redis://host:port",
+                "memory:// exists only inside this process, so no other process sees this lock; leave --url out to lock on this machine, or give --url redis://host:port",
             );
         }
         let acquired = tokio::select! {

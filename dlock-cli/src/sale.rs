@@ -14,6 +14,7 @@ use dlock_bench::load::Load;
 use dlock_bench::processes::Launcher;
 use dlock_bench::seller::{Method, SellerConfig};
 use dlock_bench::server;
+use dlock_bench::spread::Spread;
 use dlock_bench::workload::deduct;
 use dlock_bench::workload::sale::{self, Outcome, Plan, Progress, SaleResult};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -32,6 +33,7 @@ store.
 Examples:
   dlock sale
   dlock sale --url redis://localhost --report sale.html
+  dlock sale --url 'redis://a,b,c?homes=6'
   dlock sale --stock 1000 --buyers 5000 --quantity 1 --json")]
 pub(crate) struct Sale {
     /// The number of units for sale
@@ -43,6 +45,9 @@ pub(crate) struct Sale {
     /// The number of segments of the stock
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     segments: u32,
+    /// The number of homes of an inventory [default: as in the URL; two for each of several servers, six in a cluster]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=128))]
+    homes: Option<u32>,
     /// The units that each buyer wants: a number, or a range such as 1..3 (both included)
     #[arg(long, default_value = "1..3", value_parser = quantity)]
     quantity: (u64, u64),
@@ -90,12 +95,19 @@ impl Sale {
         let report = self.report.as_deref().map(open_report).transpose()?;
         let interrupt = Interrupt::listen()?;
         server::check_reachable(&config).await?;
+        let spread = common.spread(self.homes)?;
+        // The count that a client reads and writes back is on one server.
+        let methods: Vec<Method> = match spread.is_several() {
+            false => Method::ALL.to_vec(),
+            true => vec![Method::Inventory, Method::InventoryIdempotent],
+        };
         let plan = Plan {
             seller: SellerConfig {
                 backend: config,
                 key_prefix: format!("sale-{:016x}", rand::random::<u64>()),
                 stock: self.stock,
                 segments: self.segments,
+                spread: spread.clone(),
                 think: self.think,
                 reserve_first: true,
                 at_once: self.at_once,
@@ -104,7 +116,7 @@ impl Sale {
             quantity: self.quantity,
         };
         let mut results = Vec::new();
-        for method in Method::ALL {
+        for method in methods {
             let result = simulate(&plan, method, &interrupt).await?;
             if common.json {
                 output::print_json(&result.outcome)?;
@@ -118,8 +130,12 @@ impl Sale {
             print_results(&results);
         }
         if let Some((path, mut file)) = report {
-            let by_segments =
-                throughput_by_segments(&plan, &bench::launcher(common)?, &interrupt).await?;
+            let by_segments = match spread.is_several() {
+                false => {
+                    throughput_by_segments(&plan, &bench::launcher(common)?, &interrupt).await?
+                }
+                true => Vec::new(), // segments with locks are on one server
+            };
             let page = sale_report::page(&plan, &results, &by_segments)?;
             let written = file.set_len(0).and_then(|()| file.write_all(page.as_bytes()));
             written.with_context(|| format!("cannot write {}", path.display()))?;
@@ -190,6 +206,7 @@ async fn throughput_by_segments(
             mode: Method::SegmentedLock,
             load,
             segments,
+            spread: Spread::default(),
             hold: plan.seller.think,
             key_prefix: format!("{}-{segments}", plan.seller.key_prefix),
         };

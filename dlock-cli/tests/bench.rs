@@ -4,7 +4,9 @@
 mod support;
 
 use dlock_testkit::redis::RedisServer;
+use dlock_testkit::topology::{ClusterServers, QuorumServers, SentinelServers};
 use serde_json::Value;
+use std::time::Duration;
 use support::{dlock, json, on, output, said, status};
 
 /// Runs a bench and returns the line that it printed, which must follow the schema.
@@ -51,6 +53,21 @@ fn locks_in_memory() {
 }
 
 #[test]
+fn locks_at_a_majority_and_a_peer() {
+    let Some(servers) = QuorumServers::unprepared(3, Duration::from_secs(60)) else { return };
+    let prepared = output(&mut on(&servers.url()), &["schema"]);
+    assert_eq!(status(&prepared), 0, "{}", said(&prepared));
+    let health = output(&mut on(&servers.url()), &["health", "--json"]);
+    assert_eq!(json(&health)[0]["servers"].as_array().map(Vec::len), Some(3));
+    for peer in [&[][..], &["--peer", "rslock"]] {
+        let bench = ["bench", "lock", "--tasks", "4", "--ttl", "10s"];
+        let line = measured(on(&servers.url()).args(bench).args(peer), &SHORT);
+        assert_eq!(line["backend"], "redlock");
+        assert_eq!((&line["violations"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+    }
+}
+
+#[test]
 fn locks_in_redis_by_several_processes_and_peers() {
     let Some(server) = RedisServer::start() else { return };
     let two = ["bench", "lock", "--tasks", "4", "--processes", "2"];
@@ -62,6 +79,71 @@ fn locks_in_redis_by_several_processes_and_peers() {
         let one = ["bench", "lock", "--tasks", "4", "--keys", "4", "--peer", peer];
         let line = measured(on(&server.url()).args(one), &SHORT);
         assert_eq!((&line["peer"], &line["violations"]), (&peer.into(), &0.into()), "{line}");
+    }
+}
+
+#[test]
+fn locks_with_sentinels_and_in_a_cluster() {
+    let Some(sentinels) = SentinelServers::with(1, 1) else { return };
+    let Some(cluster) = ClusterServers::with(3, 0, &[]) else { return };
+    let urls = [("redis+sentinel", sentinels.url()), ("redis+cluster", cluster.url())];
+    for (backend, url) in urls {
+        let two = ["bench", "lock", "--tasks", "4", "--processes", "2", "--keys", "3"];
+        let line = measured(on(&url).args(two), &SHORT);
+        assert_eq!((&line["backend"], &line["violations"]), (&backend.into(), &0.into()), "{line}");
+        assert_eq!(line["errors"], 0, "{line}");
+        assert!(line["operations"].as_u64() > Some(10), "{line}");
+        let rounds = ["bench", "handoff", "--rounds", "20", "--json"];
+        let line = measured(&mut on(&url), &rounds);
+        assert_eq!((&line["violations"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+        let held = ["bench", "held", "--locks", "50", "--ttl", "1s", "--duration", "1s", "--json"];
+        assert_eq!(measured(&mut on(&url), &held)["lost"], 0);
+        for peer in ["rslock", "raw"] {
+            let done = output(&mut on(&url), &["bench", "lock", "--peer", peer]);
+            assert_ne!(status(&done), 0);
+            assert!(said(&done).contains("lock at one Redis"), "{}", said(&done));
+        }
+        let healthy = output(&mut on(&url), &["health"]);
+        assert_eq!(status(&healthy), 0, "{}", said(&healthy));
+    }
+}
+
+/// One sale over many servers: in a cluster, and on servers that know nothing of each other.
+#[test]
+fn stock_is_taken_from_many_servers() {
+    let Some(cluster) = ClusterServers::with(3, 0, &[]) else { return };
+    let servers: Vec<_> = (0..3).filter_map(|_| RedisServer::start()).collect();
+    let ports: Vec<_> = servers.iter().map(|it| format!("127.0.0.1:{}", it.port())).collect();
+    let several = format!("redis://{}?homes=6", ports.join(","));
+    for (url, backend) in [(cluster.url(), "redis+cluster"), (several, "redis")] {
+        for mode in ["inventory", "inventory-idempotent", "leased"] {
+            let deduct = ["bench", "deduct", "--tasks", "20", "--mode", mode];
+            let line = measured(on(&url).args(deduct), &SHORT);
+            assert_eq!((&line["backend"], &line["homes"]), (&backend.into(), &6.into()), "{line}");
+            assert_eq!((&line["oversold"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+            assert!(line["operations"].as_u64() > Some(0), "{line}");
+            assert_eq!(line["server_cpu"].as_array().map(Vec::len), Some(3), "{line}");
+        }
+        let two = ["bench", "deduct", "--tasks", "8", "--processes", "2"];
+        let line = measured(on(&url).args(two), &SHORT);
+        assert_eq!((&line["oversold"], &line["errors"]), (&0.into(), &0.into()), "{line}");
+        let lines = sold_out(&mut on(&url));
+        assert!(lines.iter().all(|line| line["homes"] == 6), "{lines:?}");
+        let done = output(&mut on(&url), &["bench", "deduct", "--mode", "global-lock"]);
+        assert_eq!(status(&done), 64);
+        assert!(said(&done).contains("kept at one server"), "{}", said(&done));
+        let inventory =
+            |arguments: &[&str]| output(on(&url).args(["inventory", "phone"]), arguments);
+        let made = inventory(&["create", "--stock", "600", "--homes", "6"]);
+        assert_eq!(status(&made), 0, "{}", said(&made));
+        let shown = inventory(&["--json"]);
+        assert_eq!(json(&shown)[0]["available"], 600, "{}", said(&shown));
+    }
+    for server in &servers {
+        // That an inventory was removed is known for some time.
+        let left = server.cli(&["--raw", "KEYS", "*bench-*"]);
+        let left: Vec<_> = left.lines().filter(|name| !name.contains("}:id")).collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
     }
 }
 

@@ -6,6 +6,7 @@ mod support;
 use dlock::{Dlock, State};
 use dlock_segment::{CreationId, Deduction, Inventory, Reservation};
 use dlock_testkit::redis::RedisServer;
+use dlock_testkit::topology::SentinelServers;
 use support::{dlock, json, on, output, printed, said, status};
 
 async fn client(server: &RedisServer) -> Dlock {
@@ -102,6 +103,19 @@ fn health_is_a_probe() {
     assert_eq!((status(&down), said(&down).lines().count()), (69, 1), "{}", said(&down));
 }
 
+#[test]
+fn health_shows_the_topology() {
+    let Some(topology) = SentinelServers::with(2, 1) else { return };
+    let well = output(&mut on(&topology.url()), &["health", "--json"]);
+    assert_eq!(status(&well), 0, "{}", said(&well));
+    let view = json(&well);
+    let servers = view[0]["servers"].as_array().into_iter().flatten();
+    let roles: Vec<_> = servers.filter_map(|it| it["role"].as_str()).collect();
+    assert_eq!(roles, ["primary", "replica", "sentinel"]);
+    let well = output(&mut on(&topology.url()), &["health"]);
+    assert!(printed(&well).contains("bytes at most"), "{}", printed(&well));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inventory_is_shown_and_audited() {
     let Some(server) = RedisServer::start() else { return };
@@ -148,6 +162,49 @@ async fn an_inventory_is_created_once_and_opened_by_its_id() {
     assert!(matches!(lost, Err(dlock_segment::Error::Lost(_))), "{lost:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn units_come_back_after_the_retention_and_are_written_off() {
+    let Some(server) = RedisServer::start() else { return };
+    let shop = client(&server).await;
+    let sale = Inventory::builder(&shop, "phone").stock(10).per_buyer(4);
+    let sale = sale.retention(std::time::Duration::from_millis(20)).create().await.expect("a sale");
+    let bought = sale.deduct(4).operation("order").buyer("u").send().await;
+    let Ok(Deduction::Taken(receipt)) = bought else { panic!("{bought:?}") };
+    let file = std::env::temp_dir().join(format!("dlock-receipt-{}.json", std::process::id()));
+    std::fs::write(&file, serde_json::to_string(&receipt).expect("JSON")).expect("a file");
+    let path = file.clone();
+    let file = file.to_str().expect("a path");
+    while sale.audit().await.expect("an audit").operations > 0 {
+        tokio::task::yield_now().await;
+    }
+    let inventory = |arguments: &[&str]| {
+        output(&mut on(&server.url()), &[&["inventory", "phone"], arguments].concat())
+    };
+    let gone = inventory(&["refund", "order"]);
+    assert_eq!(status(&gone), 1);
+    assert!(said(&gone).contains("receipt"), "{}", said(&gone));
+    for _ in 0..2 {
+        let back =
+            inventory(&["refund", "order", "--receipt", file, "--quantity", "1", "--id", "r"]);
+        assert_eq!((status(&back), printed(&back).trim()), (0, "gave back 1"), "{}", said(&back));
+    }
+    let back = inventory(&["refund", "order", "--receipt", file, "--damaged"]);
+    assert_eq!(printed(&back).trim(), "gave back as damaged 3", "{}", said(&back));
+    let more = inventory(&["refund", "order", "--receipt", file, "--id", "more"]);
+    assert_eq!(status(&more), 1);
+    assert!(said(&more).contains("has 0 left"), "{}", said(&more));
+    std::fs::remove_file(path).expect("the file is there");
+    let off = inventory(&["write-off", "2", "--id", "damage"]);
+    assert_eq!(printed(&off).trim(), "wrote off 2", "{}", said(&off));
+    let off = inventory(&["write-off", "20", "--id", "more"]);
+    assert!(status(&off) == 1 && said(&off).contains("5 available"), "{}", said(&off));
+    let kept = inventory(&["retention", "3600", "--json"]);
+    assert_eq!(json(&kept)[0]["retention"], 3_600_000, "{}", said(&kept));
+    let shown = printed(&inventory(&[]));
+    assert!(shown.contains("5 available") && shown.contains("5 written off"), "{shown}");
+    assert!(shown.contains("every unit is accounted for"), "{shown}");
+}
+
 /// The exit status and the errors of a command whose output nobody reads.
 fn unread(arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = on("memory://");
@@ -179,9 +236,9 @@ fn a_reader_that_goes_away_ends_it_quietly() {
 
 #[test]
 fn errors_say_what_to_do() {
-    let nowhere = output(&mut dlock(), &["ls"]);
-    assert_eq!(status(&nowhere), 64);
-    assert!(said(&nowhere).contains("DLOCK_URL"), "{}", said(&nowhere));
+    let nowhere = output(&mut dlock(), &["inventory", "sale"]);
+    assert_eq!(status(&nowhere), 1, "{}", said(&nowhere));
+    assert!(said(&nowhere).contains("`dlock inventory NAME create`"), "{}", said(&nowhere));
     let wrong = output(&mut dlock(), &["ls", "--url", "zookeper://h"]);
     assert_eq!(status(&wrong), 78);
     assert!(said(&wrong).contains("redis://"), "{}", said(&wrong));

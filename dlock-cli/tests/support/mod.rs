@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,11 @@ pub(crate) fn dlock() -> Command {
             command.env_remove(name);
         }
     }
+    // Not the state directory of whoever runs the tests.
+    let state =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("state-{}", std::process::id()));
+    std::fs::create_dir_all(&state).expect("a directory");
+    command.env("XDG_STATE_HOME", state);
     command
 }
 

@@ -1,0 +1,62 @@
+//! `dlock schema`: makes the tables of a SQL database, or prepares the nodes of a quorum.
+
+use anyhow::Result;
+use clap::Args;
+use dlock::backend::redis::RedLock;
+
+use crate::output::{self, GOOD, styled};
+use crate::{Common, exit_status};
+
+/// Make the tables in a SQL database, or print them, or prepare new nodes of a quorum
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Tables that are there already are left as they are. The user needs the right to make
+tables; the programs that lock need less, see docs/sql.md.
+
+Examples:
+  dlock schema --url postgres://owner@localhost/shop
+  dlock schema --url mysql://localhost/shop --print | mariadb shop
+  dlock schema --url sqlite:///var/lib/shop/locks.db
+
+With redlock:// it lets nodes vote that are new, at once and not after max_ttl. Use it before
+the first program locks; nodes that were used before are left as they are:
+  dlock schema --url redlock://r1,r2,r3,r4,r5")]
+pub(crate) struct Schema {
+    /// Print the statements and do not connect
+    #[arg(long)]
+    print: bool,
+}
+
+impl Schema {
+    pub(crate) async fn run(self, common: &Common) -> Result<u8> {
+        let config = common.config()?;
+        let is_quorum = config.url.as_deref().is_some_and(|url| url.starts_with("redlock"));
+        if is_quorum && self.print {
+            output::warn("redlock:// has no tables to print; leave --print out");
+            return Ok(exit_status::USAGE);
+        }
+        if is_quorum {
+            let prepared = RedLock::prepare_new_nodes(&config).await;
+            return Ok(done(prepared, "the nodes are prepared"));
+        }
+        if self.print {
+            output::print(dlock::backend::sql::schema(&config)?.trim_end());
+            return Ok(0);
+        }
+        Ok(done(dlock::backend::sql::make_tables(&config).await, "the tables are there"))
+    }
+}
+
+/// Tells what came of it, and returns the exit status.
+fn done(outcome: dlock::Result<()>, what: &str) -> u8 {
+    match outcome {
+        Ok(()) => {
+            output::print(styled(GOOD, what));
+            0
+        }
+        Err(error) => {
+            output::warn(&error);
+            exit_status::of(&error.into())
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Without a URL the commands lock between the processes of this machine, in a file.
+
+mod support;
+
+use std::process::{Child, Command, Stdio};
+
+use support::{dlock, json, output, printed, said, status, until};
+use tempfile::TempDir;
+
+fn local(state: &TempDir) -> Command {
+    let mut command = dlock();
+    command.env("XDG_STATE_HOME", state.path());
+    command
+}
+
+fn hold(state: &TempDir, options: &[&str]) -> Child {
+    let mut command = local(state);
+    command.arg("run").args(options).args(["nightly", "--", "sleep", "10"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("dlock can be run")
+}
+
+fn holders(state: &TempDir) -> usize {
+    json(&output(&mut local(state), &["ls", "--json"])).len()
+}
+
+#[test]
+fn a_program_runs_under_a_lock_of_this_machine() {
+    let state = TempDir::new().expect("a directory");
+    let nothing = output(&mut local(&state), &["ls"]);
+    assert_eq!(status(&nothing), 0, "{}", said(&nothing));
+    let done =
+        output(&mut local(&state), &["run", "nightly", "--", "sh", "-c", "echo $DLOCK_TOKEN"]);
+    assert_eq!(status(&done), 0, "{}", said(&done));
+    assert!(printed(&done).trim().parse::<u64>().is_ok_and(|token| token > 0), "{done:?}");
+
+    let mut holder = hold(&state, &[]);
+    until("it is held", || holders(&state) == 1);
+    let busy = output(&mut local(&state), &["run", "--wait", "0s", "nightly", "--", "true"]);
+    assert_eq!(status(&busy), 75, "{}", said(&busy));
+    holder.kill().expect("it is killed");
+    holder.wait().expect("its end");
+    let file = state.path().join("dlock/locks.db");
+    assert!(file.exists(), "the file is in the state directory");
+}
+
+/// A killed process leaves a file that others go on with, and its lock ends with its ttl.
+#[test]
+fn a_killed_holder_loses_its_lock() {
+    let state = TempDir::new().expect("a directory");
+    let mut holder = hold(&state, &["--ttl", "2s"]);
+    until("it is held", || holders(&state) == 1);
+    holder.kill().expect("it is killed with SIGKILL");
+    holder.wait().expect("its end");
+    let next = output(&mut local(&state), &["run", "--wait", "20s", "nightly", "--", "true"]);
+    assert_eq!(status(&next), 0, "{}", said(&next));
+}
+
+#[test]
+fn the_tables_are_printed_or_made() {
+    let state = TempDir::new().expect("a directory");
+    let printed_schema = output(&mut local(&state), &["schema", "--print"]);
+    assert!(printed(&printed_schema).contains("CREATE TABLE IF NOT EXISTS dlock_lock"));
+    let url = format!("sqlite://{}/own.db", state.path().display());
+    let missing = output(&mut local(&state), &["ls", "--url", &url]);
+    assert_eq!(status(&missing), 78, "{}", said(&missing));
+    assert!(said(&missing).contains("dlock schema"), "{}", said(&missing));
+    for _ in 0..2 {
+        let made = output(&mut local(&state), &["schema", "--url", &url]);
+        assert_eq!(status(&made), 0, "{}", said(&made));
+    }
+    assert_eq!(status(&output(&mut local(&state), &["ls", "--url", &url])), 0);
+    let none = output(&mut local(&state), &["schema", "--url", "memory://"]);
+    assert!(said(&none).contains("has no tables"), "{}", said(&none));
+}
+
+#[cfg(not(feature = "postgres"))]
+#[test]
+fn a_store_that_is_not_compiled_in_names_its_feature() {
+    let state = TempDir::new().expect("a directory");
+    let refused = output(&mut local(&state), &["ls", "--url", "postgres://localhost/shop"]);
+    assert!(said(&refused).contains("build with the feature `postgres`"), "{}", said(&refused));
+}
