@@ -58,3 +58,22 @@ fn testing() {
     let printed = run(env!("CARGO_BIN_EXE_testing"), None);
     assert!(printed.contains("all without a server"), "{printed}");
 }
+
+/// On each SQL database, which has the locks and the table of the shop.
+#[cfg(feature = "sql")]
+#[test]
+fn segmented_columns() {
+    use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
+
+    let check = |url: Option<&str>| {
+        let printed = run(env!("CARGO_BIN_EXE_segmented_columns"), url);
+        assert_eq!(printed, "500 sold, 0 left, 100 buyers too late\n");
+    };
+    check(None); // a file of SQLite
+    if let Some(server) = PostgresServer::start() {
+        check(Some(&server.url()));
+    }
+    if let Some(server) = MariaDbServer::start() {
+        check(Some(&server.url()));
+    }
+}
