@@ -1,0 +1,6 @@
+-- The least rights of a user that locks with dlock in MariaDB or MySQL. Run it in the
+-- database of the tables, with your user instead of `shop`.
+GRANT SELECT, INSERT, UPDATE, DELETE ON dlock_lock TO shop;
+GRANT SELECT, UPDATE ON dlock_meta TO shop;
+-- Only for lock_in and its variants:
+GRANT SELECT, INSERT, UPDATE ON dlock_row TO shop;
