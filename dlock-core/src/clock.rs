@@ -90,9 +90,13 @@ impl Clock {
     pub(crate) fn tokio() -> Self {
         // The whole process shares one start, so that the moments of several clients
         // of one store can be compared. The start is read from the real clock, since
-        // a paused clock may be far ahead.
+        // a paused clock may be far ahead; and it is a day ago, since a paused clock
+        // may also be behind by the time that its test took so far.
         static START: std::sync::OnceLock<tokio::time::Instant> = std::sync::OnceLock::new();
-        Clock::Tokio(*START.get_or_init(|| std::time::Instant::now().into()))
+        Clock::Tokio(*START.get_or_init(|| {
+            let now = std::time::Instant::now();
+            now.checked_sub(Duration::from_secs(24 * 60 * 60)).unwrap_or(now).into()
+        }))
     }
 
     pub(crate) fn now(self) -> Moment {
@@ -107,5 +111,19 @@ impl Clock {
                 Moment(nanos(tokio::time::Instant::now().saturating_duration_since(start)))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_was_paused_before_the_first_client_moves() {
+        std::thread::sleep(Duration::from_millis(5));
+        let clock = Clock::tokio();
+        let before = clock.now();
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(clock.now().since(before), Duration::from_millis(1));
     }
 }
