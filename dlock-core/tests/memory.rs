@@ -1,11 +1,11 @@
 //! The conformance suite on the embedded backend.
 
+use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dlock::backend::memory::Memory;
-use dlock::backend::{AcquireOutcome, Claim, Grant, Release, RenewOutcome};
+use dlock::backend::{AcquireOutcome, Answer, Grant, RenewOutcome, Request};
 use dlock::backend::{Backend, Call, Capabilities, KeyState, Listener};
 use dlock::{Key, ReleaseOutcome, Result};
 use dlock_testkit::FaultyBackend;
@@ -60,18 +60,18 @@ impl Backend for AlwaysGrants {
     fn open(&self, client: u64, listener: Weak<dyn Listener>) {
         self.0.open(client, listener);
     }
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let first = NEXT.fetch_add(100, Ordering::Relaxed);
-        Call::answered(Ok(AcquireOutcome::Granted(Grant { first, count: claim.tokens })))
-    }
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        Call::answered(
-            leases.iter().map(|_| Ok(RenewOutcome::Held { others_wait: false })).collect(),
-        )
-    }
-    fn release<'a>(&'a self, _: &'a Claim, _: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        Call::answered(Ok(ReleaseOutcome::Released))
+        let answer = |request: &Request| match request {
+            Request::Acquire(claim) => {
+                let first = NEXT.fetch_add(100, Ordering::Relaxed);
+                let grant = Grant { first, count: claim.tokens };
+                Answer::Acquire(Ok(AcquireOutcome::Granted(grant)))
+            }
+            Request::Renew(_) => Answer::Renew(Ok(RenewOutcome::Held { others_wait: false })),
+            Request::Release(..) => Answer::Release(Ok(ReleaseOutcome::Released)),
+        };
+        Call::answered(requests.iter().map(answer).collect())
     }
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
         self.0.inspect(key)

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock::backend::{Backend as _, Claim, Moment, Owner};
+use dlock::backend::{Claim, Moment, Owner};
 use dlock::{Dlock, ErrorKind, Event, Holder, Key, Mode, State};
+use dlock_testkit::SingleCalls as _;
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::proxy::Proxy;
 use dlock_testkit::redis::{RedisServer, client};

@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use dlock::backend::memory::lock_table::{LockTable, SentNotice};
 use dlock::backend::redis::Redis;
 use dlock::backend::{
-    AcquireOutcome, Answer, Claim, Moment, Notice, Owner, Release, RenewOutcome, Request,
+    AcquireOutcome, Answer, Break, Claim, Moment, Notice, Owner, Release, RenewOutcome, Request,
 };
 use dlock::backend::{Backend as _, KeyState, Listener};
 use dlock::machine::PlantedBug;
 use dlock::{Holder, Key, Mode};
+use dlock_testkit::SingleCalls as _;
 use dlock_testkit::redis::RedisServer;
 use dlock_testkit::topology::ClusterServers;
 use futures_util::FutureExt as _;
@@ -146,7 +147,8 @@ impl Round {
                 let by = self.holder("operator".into());
                 let delay = if self.random.random() { SHORT } else { Duration::ZERO };
                 let ours = self.model.break_lock(self.now, &self.key, &by, delay, &mut self.sent);
-                let theirs = self.redis.break_lock(&self.key, &by, delay).await.expect("an answer");
+                let how = Break { by: by.into(), delay };
+                let theirs = self.redis.break_lock(&self.key, &how).await.expect("an answer");
                 assert_eq!(ours, theirs);
             }
         }
@@ -165,7 +167,7 @@ impl Round {
                 }
             })
             .collect();
-        let theirs = self.redis.combined(&requests).await;
+        let theirs = self.redis.call(&requests).await;
         assert_eq!(theirs.len(), requests.len());
         for (request, theirs) in requests.iter().zip(theirs) {
             match (request, theirs) {

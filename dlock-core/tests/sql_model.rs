@@ -10,7 +10,8 @@ use std::time::Duration;
 use dlock::backend::memory::lock_table::LockTable;
 use dlock::backend::sql::{MySql, Postgres, Sqlite};
 use dlock::backend::{
-    AcquireOutcome, Answer, Backend, Claim, KeyState, Moment, Owner, Release, RenewOutcome, Request,
+    AcquireOutcome, Answer, Backend, Break, Claim, KeyState, Moment, Owner, Release, RenewOutcome,
+    Request,
 };
 use dlock::machine::PlantedBug;
 use dlock::{ErrorKind, Holder, Key, Mode};
@@ -106,7 +107,7 @@ async fn agree(backend: impl Backend, rounds: u64) {
         for _ in 0..BATCHES {
             let count = random.random_range(1..20);
             let requests: Vec<_> = (0..count).map(|_| request(&mut random, &keys)).collect();
-            let theirs = backend.combined(&requests).await;
+            let theirs = backend.call(&requests).await;
             assert_eq!(theirs.len(), requests.len());
             for (request, theirs) in requests.iter().zip(&theirs) {
                 let ours = model_answer(&mut model, now, request);
@@ -123,10 +124,11 @@ async fn agree(backend: impl Backend, rounds: u64) {
                 }
             }
             if random.random_bool(0.1) {
-                let by = &claim(&mut random, &keys[0]).holder;
+                let by = claim(&mut random, &keys[0]).holder.clone();
                 let delay = Duration::from_secs(60);
-                let ours = model.break_lock(now, &keys[1], by, delay, &mut Vec::new());
-                let theirs = backend.break_lock(&keys[1], by, delay).await.expect("an answer");
+                let ours = model.break_lock(now, &keys[1], &by, delay, &mut Vec::new());
+                let how = Break { by, delay };
+                let theirs = backend.break_lock(&keys[1], &how).await.expect("an answer");
                 assert_eq!(ours, theirs, "again with DLOCK_TEST_SEED={seed}");
             }
             for key in &keys {
@@ -175,18 +177,18 @@ async fn a_locked_row_fails_its_own_call_only() {
         Request::Acquire(Arc::new(Claim { mode: Mode::Exclusive, ..(*claim).clone() }))
     };
     let stuck = acquire("stuck");
-    let made = backend.combined(std::slice::from_ref(&stuck)).await;
+    let made = backend.call(std::slice::from_ref(&stuck)).await;
     assert!(shape(&made[0]).starts_with("granted"), "{made:?}");
     let pool = sqlx::PgPool::connect(&server.url()).await.expect("a pool");
     let mut tx = pool.begin().await.expect("a transaction");
     let sql = "SELECT 1 FROM dlock_lock WHERE id = 'test/l/stuck' FOR UPDATE";
     sqlx::query(sql).fetch_one(&mut *tx).await.expect("the row");
-    let answers = backend.combined(&[stuck.clone(), acquire("free")]).await;
+    let answers = backend.call(&[stuck.clone(), acquire("free")]).await;
     let Answer::Acquire(Err(error)) = &answers[0] else { panic!("{answers:?}") };
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("locked the row"), "{error}");
     assert!(shape(&answers[1]).starts_with("granted"), "{answers:?}");
     tx.rollback().await.expect("a rollback");
-    let again = backend.combined(&[stuck]).await;
+    let again = backend.call(&[stuck]).await;
     assert!(shape(&again[0]).starts_with("granted"), "{again:?}");
 }

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use dlock::backend::{AcquireOutcome, Claim, Release, RenewOutcome};
+use dlock::backend::{Answer, Break, Request};
 use dlock::backend::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
-use dlock::{Error, ErrorKind, Holder, Key, Operation, ReleaseOutcome, Result};
+use dlock::{Error, ErrorKind, Key, Operation, Result};
 
 /// What happens to the calls of a [`FaultyBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ impl<B: Backend> FaultyBackend<B> {
         FaultyBackend { combines, ..self }
     }
 
-    fn call<'a, T: Send + Unpin + 'a>(
+    fn faulty<'a, T: Send + Unpin + 'a>(
         &'a self,
         operation: Operation,
         call: impl FnOnce() -> Call<'a, T> + Send + 'a,
@@ -145,38 +145,26 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.inner.open(client, listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
-        self.call(Operation::Acquire, || self.inner.acquire(claim), Err)
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        let failed = |error: Error| leases.iter().map(|_| Err(error.clone())).collect();
-        self.call(Operation::Renew, || self.inner.renew(leases), failed)
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        self.call(Operation::Release, move || self.inner.release(lease, how), Err)
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+        let Some(first) = requests.first() else { return Call::answered(Vec::new()) };
+        let failed = |error: Error| requests.iter().map(|it| it.failed(error.clone())).collect();
+        self.faulty(first.operation(), || self.inner.call(requests), failed)
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
-        self.call(Operation::Inspect, || self.inner.inspect(key), Err)
+        self.faulty(Operation::Inspect, || self.inner.inspect(key), Err)
     }
 
     fn list<'a>(&'a self, prefix: &'a str, cursor: Cursor) -> Call<'a, Result<Page>> {
-        self.call(Operation::List, || self.inner.list(prefix, cursor), Err)
+        self.faulty(Operation::List, || self.inner.list(prefix, cursor), Err)
     }
 
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>> {
-        self.call(Operation::Break, move || self.inner.break_lock(key, by, delay), Err)
+    fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
+        self.faulty(Operation::Break, move || self.inner.break_lock(key, how), Err)
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {
-        self.call(Operation::Connect, || self.inner.ping(), Err)
+        self.faulty(Operation::Connect, || self.inner.ping(), Err)
     }
 
     fn close(&self) -> Call<'_, ()> {

@@ -23,8 +23,10 @@ pub mod resp;
 pub mod sale;
 pub mod servers;
 pub mod sim;
+mod single_calls;
 pub mod topology;
 pub mod zookeeper;
 
 pub use faulty_backend::{FaultControl, FaultMode, FaultyBackend};
 pub use history::{Entry, History};
+pub use single_calls::SingleCalls;

@@ -10,7 +10,7 @@ pub use crate::claim::{
     AcquireOutcome, Answer, Claim, Grant, Notice, Owner, Release, RenewOutcome, Request,
     SessionTerm,
 };
-use crate::claim::{Holder, Mode, ReleaseOutcome};
+use crate::claim::{Holder, Mode};
 pub use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
@@ -130,45 +130,23 @@ pub trait Backend: Send + Sync + 'static {
     /// [`Holder::client`]) and where its notices go.
     fn open(&self, client: u64, listener: Weak<dyn Listener>);
 
-    /// Takes the lock if it is free, else joins the queue if the claim says so.
-    ///
-    /// The same owner asking again gets the same grant with a fresh ttl, or has
-    /// its place in the queue prolonged by the claim's patience.
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>>;
-
-    /// Prolongs leases by their ttl, in one round trip; one answer each, in order.
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>>;
-
-    /// Gives back what this owner has: a lease, or a place in the queue.
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>>;
-
     /// Makes calls that are due at the same time, at most as many as the backend
     /// [combines](Capabilities::combines); one answer each, in order, and one's
-    /// failure is no other's.
-    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
-        Call::new(async move {
-            let mut answers = Vec::with_capacity(requests.len());
-            for request in requests {
-                answers.push(match request {
-                    Request::Acquire(claim) => Answer::Acquire(self.acquire(claim).await),
-                    Request::Release(claim, how) => {
-                        Answer::Release(self.release(claim, *how).await)
-                    }
-                    Request::Renew(claim) => {
-                        let renewed = self.renew(std::slice::from_ref(claim)).await;
-                        let silence = || Err(Error::new(ErrorKind::Unknown, Operation::Renew));
-                        Answer::Renew(renewed.into_iter().next().unwrap_or_else(silence))
-                    }
-                });
-            }
-            answers
-        })
-    }
+    /// failure is no other's. To a backend that does not combine, an acquire or a release
+    /// comes alone, and renewals come together.
+    ///
+    /// An [acquire](Request::Acquire) takes the lock if it is free, else it joins the queue
+    /// if the claim says so. The same owner asking again gets the same grant with a fresh
+    /// ttl, or has its place in the queue prolonged by the claim's patience. A
+    /// [renewal](Request::Renew) prolongs a lease by its ttl. A
+    /// [release](Request::Release) gives back what its owner has: a lease, or a place in
+    /// the queue.
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>>;
 
     /// Sends calls at once, from the thread that makes them, and without waiting. A
     /// backend that can do so takes the batch and completes it later, once, from any
     /// thread. One that cannot, or cannot just now, gives it back; then
-    /// [`combined`](Self::combined) is called on the driver's thread.
+    /// [`call`](Self::call) is called on the driver's thread.
     ///
     /// # Errors
     /// The batch, which was not sent.
@@ -191,14 +169,8 @@ pub trait Backend: Send + Sync + 'static {
     /// The moment is now, by tokio's clock.
     #[doc(hidden)]
     fn in_place(&self, request: &Request, _now: Moment) -> Answer {
-        let answer = match request {
-            Request::Acquire(claim) => self.acquire(claim).now().map(Answer::Acquire),
-            Request::Release(claim, how) => self.release(claim, *how).now().map(Answer::Release),
-            Request::Renew(claim) => {
-                let answers = self.renew(std::slice::from_ref(claim)).now();
-                answers.and_then(|answers| answers.into_iter().next()).map(Answer::Renew)
-            }
-        };
+        let answers = self.call(std::slice::from_ref(request)).now();
+        let answer = answers.and_then(|answers| answers.into_iter().next());
         answer.unwrap_or_else(|| request.unanswered())
     }
 
@@ -213,18 +185,12 @@ pub trait Backend: Send + Sync + 'static {
         Call::answered(Err(unsupported(self.capabilities().name, Operation::List)))
     }
 
-    /// Takes the lock from whoever holds it and notifies them. The key stays taken for
-    /// `delay`, so that they hear of it before somebody else is let in. Answers how
-    /// many holders there were.
+    /// Takes the lock from whoever holds it and notifies them. Answers how many holders
+    /// there were.
     ///
     /// Optional: without it the answer is `Unsupported`, and
     /// [`Capabilities::operators`] must be false.
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        _by: &'a Holder,
-        _delay: Duration,
-    ) -> Call<'a, Result<usize>> {
+    fn break_lock<'a>(&'a self, key: &'a Key, _how: &'a Break) -> Call<'a, Result<usize>> {
         let name = self.capabilities().name;
         Call::answered(Err(unsupported(name, Operation::Break).on(key)))
     }
@@ -276,20 +242,8 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         (**self).open(client, listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
-        (**self).acquire(claim)
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        (**self).renew(leases)
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        (**self).release(lease, how)
-    }
-
-    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
-        (**self).combined(requests)
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+        (**self).call(requests)
     }
 
     fn submit(&self, batch: Box<dyn Batch>) -> std::result::Result<(), Box<dyn Batch>> {
@@ -316,13 +270,8 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         (**self).list(prefix, cursor)
     }
 
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>> {
-        (**self).break_lock(key, by, delay)
+    fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
+        (**self).break_lock(key, how)
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {
@@ -340,6 +289,16 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         (**self).as_any()
     }
+}
+
+/// How an operator breaks a lock.
+#[derive(Clone, Debug)]
+pub struct Break {
+    /// Who breaks it, for those who lose it.
+    pub by: Arc<Holder>,
+    /// For how long the key stays taken, so that its holders hear of it before somebody
+    /// else is let in.
+    pub delay: Duration,
 }
 
 /// A place in a listing; start with the default.

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub use self::builder::DlockBuilder;
 pub use self::global::{global, init};
 pub use self::local_state::{LocalHold, LocalState, LocalWait};
-use crate::backend::{Capabilities, Cursor, KeyState, Page, ServerState, unsupported};
+use crate::backend::{Break, Capabilities, Cursor, KeyState, Page, ServerState, unsupported};
 use crate::claim::{Holder, Mode};
 use crate::config::Settings;
 use crate::driver::Core;
@@ -246,10 +246,10 @@ impl Dlock {
         let key = key.into_key()?;
         self.check_operators(Operation::Break).map_err(|error| error.on(&key))?;
         let core = &self.handle.core;
-        let (backend, asked, by) =
-            (core.backend().clone(), key.clone(), self.handle.holder.clone());
+        let (backend, asked) = (core.backend().clone(), key.clone());
         let delay = self.handle.config.break_delay;
-        let breaking = async move { backend.break_lock(&asked, &by, delay).await };
+        let how = Break { by: self.handle.holder.clone(), delay };
+        let breaking = async move { backend.break_lock(&asked, &how).await };
         core.ask(Operation::Break, breaking).await.map_err(|error| error.on(&key))
     }
 

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::Core;
 use crate::backend::{Backend, Batch};
 use crate::batch_queue::{BatchLimits, BatchQueue, Full, Priority, Slot};
-use crate::claim::{Answer, Claim, Mode, Request};
+use crate::claim::{Answer, Mode, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::machine::CallId;
@@ -231,7 +231,7 @@ impl Drop for BatchInFlight {
 
 /// Makes calls on the driver's thread.
 async fn make(batch: Box<dyn Batch>, backend: Arc<dyn Backend>) {
-    let made = tokio::time::timeout(batch.time_left(), backend.combined(batch.requests())).await;
+    let made = tokio::time::timeout(batch.time_left(), backend.call(batch.requests())).await;
     batch.complete(made.unwrap_or_default());
 }
 
@@ -247,19 +247,5 @@ async fn make_one_by_one(
         let answers = answers.collect();
         return batch.complete(answers);
     };
-    let made = async {
-        match requests {
-            [Request::Acquire(claim)] => vec![Answer::Acquire(backend.acquire(claim).await)],
-            [Request::Release(claim, how)] => {
-                vec![Answer::Release(backend.release(claim, *how).await)]
-            }
-            renewals => {
-                let leases: Vec<Arc<Claim>> =
-                    renewals.iter().map(Request::claim).cloned().collect();
-                backend.renew(&leases).await.into_iter().map(Answer::Renew).collect()
-            }
-        }
-    };
-    let made = tokio::time::timeout(batch.time_left(), made).await;
-    batch.complete(made.unwrap_or_default());
+    make(batch, backend).await;
 }

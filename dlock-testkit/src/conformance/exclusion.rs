@@ -8,6 +8,7 @@ use dlock::backend::{Backend, Listener};
 use dlock::{Holder, Key, Mode, ReleaseOutcome};
 
 use super::{Suite, all, eventually, is_free};
+use crate::SingleCalls as _;
 use crate::history::History;
 
 /// Tasks of several processes, with hand-overs inside each: overlap and tokens.

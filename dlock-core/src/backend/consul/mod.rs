@@ -36,13 +36,11 @@ use self::permits::PermitSession;
 use self::session::CurrentSession;
 use self::wire::{Entry, Operation as Op, OperationError, TransactionOutcome};
 use super::{
-    Backend, Call, Capabilities, Cursor, KeyState, Listener, Page, ServerState, TtlSupport,
+    Backend, Break, Call, Capabilities, Cursor, KeyState, Listener, Page, ServerState, TtlSupport,
 };
-use crate::claim::{
-    AcquireOutcome, Answer, Claim, Holder, Mode, Release, ReleaseOutcome, RenewOutcome, Request,
-};
+use crate::claim::{Answer, Claim, Mode, RenewOutcome, Request};
 use crate::config::{Config, Settings, check_namespace, parse_url};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Operation, Result};
 use crate::key::Key;
 
 const NAME: &str = "consul";
@@ -161,11 +159,6 @@ impl Consul {
     #[doc(hidden)]
     pub fn session_id(&self) -> Option<String> {
         self.shared.current.get().map(|session| session.id.clone())
-    }
-
-    async fn make_one(&self, request: Request) -> Answer {
-        let unanswered = request.unanswered();
-        self.shared.make(&[request]).await.pop().unwrap_or(unanswered)
     }
 }
 
@@ -387,29 +380,7 @@ impl Backend for Consul {
         let _ = self.shared.listener.set(listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
-        Call::new(async move {
-            match self.make_one(Request::Acquire(Arc::new(claim.clone()))).await {
-                Answer::Acquire(answer) => answer,
-                _ => Err(Error::new(ErrorKind::Unknown, Operation::Acquire)),
-            }
-        })
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        Call::new(self.shared.renew(leases))
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        Call::new(async move {
-            match self.make_one(Request::Release(Arc::new(lease.clone()), how)).await {
-                Answer::Release(answer) => answer,
-                _ => Err(Error::new(ErrorKind::Unknown, Operation::Release)),
-            }
-        })
-    }
-
-    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         Call::new(self.shared.make(requests))
     }
 
@@ -424,14 +395,9 @@ impl Backend for Consul {
         Call::new(self.shared.list(prefix))
     }
 
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>> {
+    fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
         Call::new(async move {
-            let broken = self.shared.break_lock(key, by, delay.min(LOCK_DELAY_MAX)).await;
+            let broken = self.shared.break_lock(key, &how.by, how.delay.min(LOCK_DELAY_MAX)).await;
             broken.map_err(|error| error.during(Operation::Break).on(key))
         })
     }

@@ -37,11 +37,9 @@ use self::errors::CallError;
 use self::layout::Root;
 use self::session::Sessions;
 use super::{
-    Backend, Call, Capabilities, Cursor, KeyState, Listener, Page, ServerState, TtlSupport,
+    Backend, Break, Call, Capabilities, Cursor, KeyState, Listener, Page, ServerState, TtlSupport,
 };
-use crate::claim::{
-    AcquireOutcome, Answer, Claim, Holder, Release, ReleaseOutcome, RenewOutcome, Request,
-};
+use crate::claim::{Answer, Request};
 use crate::config::{Settings, parse_url};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
@@ -98,11 +96,6 @@ impl Etcd {
         let sessions = Sessions::new(connections, root.clone(), settings.ttl);
         Ok(Etcd(Arc::new(Inner { sessions, root })))
     }
-
-    /// Makes one call.
-    async fn call(&self, request: Request) -> Option<Answer> {
-        self.combined(std::slice::from_ref(&request)).await.pop()
-    }
 }
 
 /// The certificates of the options.
@@ -125,10 +118,6 @@ fn tls(settings: &Settings) -> Result<TlsOptions> {
     Ok(tls)
 }
 
-fn unanswered(operation: Operation, key: &Key) -> Error {
-    CallError::Lost(None).written(operation, key)
-}
-
 impl std::fmt::Debug for Etcd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Etcd").field("root", &self.0.root).finish_non_exhaustive()
@@ -149,31 +138,9 @@ impl Backend for Etcd {
         self.0.sessions.listen(listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
-        Call::new(async move {
-            match self.call(Request::Acquire(Arc::new(claim.clone()))).await {
-                Some(Answer::Acquire(answer)) => answer,
-                _ => Err(unanswered(Operation::Acquire, &claim.key)),
-            }
-        })
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        Call::new(self.0.renew_all(leases))
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        Call::new(async move {
-            match self.call(Request::Release(Arc::new(lease.clone()), how)).await {
-                Some(Answer::Release(answer)) => answer,
-                _ => Err(unanswered(Operation::Release, &lease.key)),
-            }
-        })
-    }
-
     /// By a task of its own, which goes on when nobody waits for it any more: an answer that
     /// comes late still tells what is at the store.
-    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         let answering = self.0.clone().answer_all(requests.to_vec());
         Call::new(async move { tokio::spawn(answering).await.unwrap_or_default() })
     }
@@ -186,13 +153,8 @@ impl Backend for Etcd {
         Call::new(self.0.keys_with(prefix, cursor))
     }
 
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>> {
-        Call::new(self.0.break_holders(key, by, delay))
+    fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
+        Call::new(self.0.break_holders(key, how))
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {

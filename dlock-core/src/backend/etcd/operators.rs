@@ -12,8 +12,10 @@ use super::connection::Connection;
 use super::errors::CallError;
 use super::layout::{self, Place, grant, holders};
 use super::record::{Broken, Record, holder_of};
-use crate::backend::{Cursor, HolderState, KeyState, Page, ServerRole, ServerState, WaiterState};
-use crate::claim::{Holder, Mode};
+use crate::backend::{
+    Break, Cursor, HolderState, KeyState, Page, ServerRole, ServerState, WaiterState,
+};
+use crate::claim::Mode;
 use crate::error::{Operation, Result};
 use crate::key::Key;
 
@@ -140,12 +142,8 @@ impl Inner {
     }
 
     /// Tells the holders that their lock is broken, and removes their entries later.
-    pub(super) async fn break_holders(
-        &self,
-        key: &Key,
-        by: &Holder,
-        delay: Duration,
-    ) -> Result<usize> {
+    pub(super) async fn break_holders(&self, key: &Key, how: &Break) -> Result<usize> {
+        let Break { by, delay } = how.clone();
         let prefixes = self.prefixes(key, Operation::Break)?;
         let failed = |error: CallError| error.written(Operation::Break, key);
         let connection = self.sessions.connections.get().await.map_err(failed)?;

@@ -7,16 +7,14 @@
 pub mod lock_table;
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use self::lock_table::{LockTable, SentNotice};
-use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
-use crate::claim::{
-    AcquireOutcome, Answer, Claim, Holder, Release, ReleaseOutcome, RenewOutcome, Request,
-};
+use super::{Backend, Break, Call, Capabilities, Cursor, KeyState, Listener, Page};
+use crate::claim::{Answer, Request};
 use crate::clock::{Clock, Moment};
 use crate::error::Result;
 use crate::extension::ExtensionMap;
@@ -137,18 +135,9 @@ impl Backend for Memory {
         self.store.listeners.lock().insert(client, listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
-        Call::answered(Ok(self.run(|table, now, sent| table.acquire(now, claim, sent))))
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        Call::answered(self.run(|table, now, sent| {
-            leases.iter().map(|lease| Ok(table.renew(now, lease, sent))).collect()
-        }))
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        Call::answered(Ok(self.run(|table, now, sent| table.release(now, lease, how, sent))))
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+        let now = self.store.clock.now();
+        Call::answered(requests.iter().map(|request| self.in_place(request, now)).collect())
     }
 
     fn in_place(&self, request: &Request, now: Moment) -> Answer {
@@ -169,13 +158,11 @@ impl Backend for Memory {
         Call::answered(Ok(self.run(|table, now, _| table.list(now, prefix, &cursor))))
     }
 
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>> {
-        Call::answered(Ok(self.run(|table, now, sent| table.break_lock(now, key, by, delay, sent))))
+    fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
+        let Break { by, delay } = how;
+        Call::answered(
+            Ok(self.run(|table, now, sent| table.break_lock(now, key, by, *delay, sent))),
+        )
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {

@@ -61,30 +61,6 @@ fn released(answer: &Value) -> Option<ReleaseOutcome> {
     }
 }
 
-/// The answer to an acquire that was made alone.
-pub(super) fn acquire_answer(answer: Option<Answer>) -> Result<AcquireOutcome> {
-    match answer {
-        Some(Answer::Acquire(answer)) => answer,
-        _ => Err(errors::unreadable(Operation::Acquire)),
-    }
-}
-
-/// The answer to a renewal.
-pub(super) fn renew_answer(answer: Answer) -> Result<RenewOutcome> {
-    match answer {
-        Answer::Renew(answer) => answer,
-        _ => Err(errors::unreadable(Operation::Renew)),
-    }
-}
-
-/// The answer to a release that was made alone.
-pub(super) fn release_answer(answer: Option<Answer>) -> Result<ReleaseOutcome> {
-    match answer {
-        Some(Answer::Release(answer)) => answer,
-        _ => Err(errors::unreadable(Operation::Release)),
-    }
-}
-
 /// Reads answers, and tells whoever must know that a claim waits.
 #[derive(Clone)]
 pub(super) struct AnswerReader {

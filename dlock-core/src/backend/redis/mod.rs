@@ -37,13 +37,13 @@ mod server_check;
 mod socket;
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::Value;
 use url::Url;
 
 use self::address::Address;
-use self::answers::{AnswerReader, acquire_answer, one_each, release_answer, renew_answer};
+use self::answers::{AnswerReader, one_each};
 use self::cluster::{Cluster, ShardNotices};
 use self::codec::Names;
 use self::connection::{Link, Submitted, Then};
@@ -59,10 +59,10 @@ use self::replication::{MinReplicas, Ran};
 use self::route::Route;
 use self::scripts::{Run, Scripts};
 use super::per_holder::PerHolder;
-use super::{Backend, Batch, Call, Capabilities, Cursor, KeyState, Listener, Page, ServerState};
-use crate::claim::{
-    AcquireOutcome, Answer, Claim, Holder, Mode, Release, ReleaseOutcome, RenewOutcome, Request,
+use super::{
+    Backend, Batch, Break, Call, Capabilities, Cursor, KeyState, Listener, Page, ServerState,
 };
+use crate::claim::{Answer, Claim, Holder, Mode, Release, Request};
 use crate::config::{Settings, parse_url};
 use crate::error::{Operation, Result};
 use crate::key::Key;
@@ -292,10 +292,6 @@ impl Redis {
         self.replicated(requests, answers, ran).await
     }
 
-    async fn make_one(&self, request: Request) -> Option<Answer> {
-        self.make(&[request]).await.pop()
-    }
-
     /// The end of the record of a lease of this holder.
     fn tail(&self, holder: &Arc<Holder>) -> Arc<str> {
         self.tail.get(holder, || codec::tail(&self.notices.channel, holder).into())
@@ -325,30 +321,7 @@ impl Backend for Redis {
         self.locks.tell(Arc::downgrade(&listener));
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
-        Call::new(async move {
-            acquire_answer(self.make_one(Request::Acquire(Arc::new(claim.clone()))).await)
-        })
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        Call::new(async move {
-            let mut answers = Vec::with_capacity(leases.len());
-            for some in leases.chunks(COMBINED) {
-                let requests: Vec<_> = some.iter().cloned().map(Request::Renew).collect();
-                answers.extend(self.make(&requests).await.into_iter().map(renew_answer));
-            }
-            answers
-        })
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        Call::new(async move {
-            release_answer(self.make_one(Request::Release(Arc::new(lease.clone()), how)).await)
-        })
-    }
-
-    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         Call::new(self.make(requests))
     }
 
@@ -402,13 +375,8 @@ impl Backend for Redis {
         Call::new(self.scan(prefix, cursor))
     }
 
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>> {
-        Call::new(self.break_key(key, by, delay))
+    fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
+        Call::new(self.break_key(key, &how.by, how.delay))
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {

@@ -47,12 +47,10 @@ pub use self::schema::{make_tables, schema};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteDatabase;
 use self::transaction::{Decision, Store};
-use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page};
-use crate::claim::{
-    AcquireOutcome, Answer, Claim, Holder, Release, ReleaseOutcome, RenewOutcome, Request,
-};
+use super::{Backend, Break, Call, Capabilities, Cursor, KeyState, Listener, Page};
+use crate::claim::{Answer, Request};
 use crate::config::Settings;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, Result};
 use crate::key::Key;
 
 /// How many calls one transaction makes.
@@ -145,15 +143,6 @@ impl<D: Database> Sql<D> {
         self.store.sweep_if_due();
         answers
     }
-
-    async fn make_one(&self, request: Request) -> Answer {
-        let failed = request.failed(unanswered(request.operation()));
-        self.make(&[request]).await.pop().unwrap_or(failed)
-    }
-}
-
-fn unanswered(operation: Operation) -> Error {
-    Error::new(ErrorKind::Unknown, operation).saying("the backend gave another answer")
 }
 
 impl<D: Database> std::fmt::Debug for Sql<D> {
@@ -244,39 +233,7 @@ impl<D: Database> Backend for Sql<D> {
         let _ = self.store.listener.set(listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
-        Call::new(async move {
-            match self.make_one(Request::Acquire(Arc::new(claim.clone()))).await {
-                Answer::Acquire(answer) => answer,
-                _ => Err(unanswered(Operation::Acquire)),
-            }
-        })
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        Call::new(async move {
-            let mut answers = Vec::with_capacity(leases.len());
-            for some in leases.chunks(COMBINED) {
-                let requests: Vec<_> = some.iter().cloned().map(Request::Renew).collect();
-                answers.extend(self.make(&requests).await.into_iter().map(|answer| match answer {
-                    Answer::Renew(answer) => answer,
-                    _ => Err(unanswered(Operation::Renew)),
-                }));
-            }
-            answers
-        })
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        Call::new(async move {
-            match self.make_one(Request::Release(Arc::new(lease.clone()), how)).await {
-                Answer::Release(answer) => answer,
-                _ => Err(unanswered(Operation::Release)),
-            }
-        })
-    }
-
-    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         Call::new(self.make(requests))
     }
 
@@ -301,18 +258,13 @@ impl<D: Database> Backend for Sql<D> {
         })
     }
 
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>> {
+    fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
         Call::new(async move {
             let broken = async {
                 self.ready().await?;
                 let locks = self.store.names.both(key);
                 let decided = self.store.transact(&locks, OnLocked::Wait, |table, now, sent| {
-                    let value = table.break_lock(now, key, by, delay, sent);
+                    let value = table.break_lock(now, key, &how.by, how.delay, sent);
                     Decision { value, relied_upon: true }
                 });
                 decided.await

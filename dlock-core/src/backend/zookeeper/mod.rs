@@ -26,7 +26,7 @@ mod permits;
 mod session;
 mod watches;
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use url::Url;
@@ -34,8 +34,8 @@ use url::Url;
 use self::layout::Layout;
 use self::paths::Root;
 use self::session::{Address, Sessions};
-use super::{Backend, Call, Capabilities, Cursor, KeyState, Listener, Page, TtlSupport};
-use crate::claim::{AcquireOutcome, Claim, Holder, Mode, Release, ReleaseOutcome, RenewOutcome};
+use super::{Backend, Break, Call, Capabilities, Cursor, KeyState, Listener, Page, TtlSupport};
+use crate::claim::{AcquireOutcome, Answer, Claim, Mode, Release, ReleaseOutcome, Request};
 use crate::config::{Settings, parse_url};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
@@ -117,6 +117,36 @@ impl ZooKeeper {
             self.acquire_lock(claim).await
         }
     }
+
+    async fn acquire(&self, claim: &Claim) -> Result<AcquireOutcome> {
+        let before = self.sessions.current();
+        let mut answer = self.acquire_once(claim).await;
+        if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable)
+            && before.is_some()
+            && self.sessions.current().is_none()
+        {
+            // What the call left went with the session, so it is made in a new one.
+            answer = self.acquire_once(claim).await;
+        }
+        match answer {
+            Err(error) => Err(self.failed(claim, error).await),
+            answer => answer,
+        }
+    }
+
+    async fn release(&self, lease: &Claim, how: Release) -> Result<ReleaseOutcome> {
+        let released = self.remove_all(lease).await;
+        match how {
+            Release::Now => released,
+            // The node is gone, as it would be if the process ended.
+            Release::After(_) => {
+                let _ = released?;
+                Err(Error::new(ErrorKind::Unsupported, Operation::Release).on(&lease.key).saying(
+                    "zookeeper:// cannot keep a key taken after a release; the lock was released at once",
+                ))
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for ZooKeeper {
@@ -151,39 +181,16 @@ impl Backend for ZooKeeper {
         self.sessions.listen(listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         Call::new(async move {
-            let before = self.sessions.current();
-            let mut answer = self.acquire_once(claim).await;
-            if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable)
-                && before.is_some()
-                && self.sessions.current().is_none()
-            {
-                // What the call left went with the session, so it is made in a new one.
-                answer = self.acquire_once(claim).await;
-            }
-            match answer {
-                Err(error) => Err(self.failed(claim, error).await),
-                answer => answer,
-            }
-        })
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        Call::new(self.renew_all(leases))
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        Call::new(async move {
-            let released = self.remove_all(lease).await;
-            match how {
-                Release::Now => released,
-                // The node is gone, as it would be if the process ended.
-                Release::After(_) => {
-                    let _ = released?;
-                    Err(Error::new(ErrorKind::Unsupported, Operation::Release).on(&lease.key).saying(
-                        "zookeeper:// cannot keep a key taken after a release; the lock was released at once",
-                    ))
+            match requests {
+                [Request::Acquire(claim)] => vec![Answer::Acquire(self.acquire(claim).await)],
+                [Request::Release(lease, how)] => {
+                    vec![Answer::Release(self.release(lease, *how).await)]
+                }
+                renewals => {
+                    let leases: Vec<_> = renewals.iter().map(Request::claim).cloned().collect();
+                    self.renew_all(&leases).await.into_iter().map(Answer::Renew).collect()
                 }
             }
         })
@@ -197,13 +204,8 @@ impl Backend for ZooKeeper {
         Call::new(self.keys_with(prefix))
     }
 
-    fn break_lock<'a>(
-        &'a self,
-        key: &'a Key,
-        by: &'a Holder,
-        delay: Duration,
-    ) -> Call<'a, Result<usize>> {
-        Call::new(self.break_holders(key, by, delay))
+    fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
+        Call::new(self.break_holders(key, how))
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {

@@ -11,8 +11,8 @@ use super::layout::{
 use super::node_data::{self, Broken};
 use super::paths::below;
 use super::{ZooKeeper, errors};
-use crate::backend::{HolderState, KeyState, Page, WaiterState};
-use crate::claim::{Holder, Mode};
+use crate::backend::{Break, HolderState, KeyState, Page, WaiterState};
+use crate::claim::Mode;
 use crate::error::{Operation, Result};
 use crate::key::Key;
 
@@ -140,12 +140,8 @@ impl ZooKeeper {
     }
 
     /// Marks the nodes of the holders, so that they hear of it, and removes them later.
-    pub(super) async fn break_holders(
-        &self,
-        key: &Key,
-        by: &Holder,
-        delay: Duration,
-    ) -> Result<usize> {
+    pub(super) async fn break_holders(&self, key: &Key, how: &Break) -> Result<usize> {
+        let Break { by, delay } = how.clone();
         let path = self.root.path(key).map_err(|error| error.during(Operation::Break))?;
         let session = self.sessions.get(Operation::Break).await?;
         let failed = |error| errors::written(Operation::Break, error).on(key);

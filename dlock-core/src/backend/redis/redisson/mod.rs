@@ -23,7 +23,7 @@ use url::Url;
 
 use self::channels::Channels;
 use self::names::{Names, field, field_of};
-use super::answers::{acquire_answer, one_each, read_all, release_answer, renew_answer};
+use super::answers::{one_each, read_all};
 use super::connection::{Link, Submitted, Then};
 use super::connector::{Connector, Given, Provider};
 use super::scripts::{Code, Run};
@@ -31,9 +31,7 @@ use super::{COMBINED, codec, errors, has_acquire, tokens};
 use crate::backend::{
     Backend, Batch, Call, Capabilities, HolderState, KeyState, Listener, WaiterState,
 };
-use crate::claim::{
-    AcquireOutcome, Answer, Claim, Holder, Mode, Release, ReleaseOutcome, RenewOutcome, Request,
-};
+use crate::claim::{AcquireOutcome, Answer, Holder, Mode, Release, Request};
 use crate::config::{Settings, parse_url};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
@@ -144,10 +142,6 @@ impl Redisson {
         let (run, sent) = (shared.said(requests), Instant::now());
         let answer = shared.link.run(first.operation(), &run).await;
         shared.read(requests, answer, sent)
-    }
-
-    async fn make_one(&self, request: Request) -> Option<Answer> {
-        self.make(&[request]).await.pop()
     }
 
     async fn inspect_key(&self, key: &Key) -> Result<KeyState> {
@@ -317,30 +311,7 @@ impl Backend for Redisson {
         self.shared.link.tell(listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
-        Call::new(async move {
-            acquire_answer(self.make_one(Request::Acquire(Arc::new(claim.clone()))).await)
-        })
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        Call::new(async move {
-            let mut answers = Vec::with_capacity(leases.len());
-            for some in leases.chunks(COMBINED) {
-                let requests: Vec<_> = some.iter().cloned().map(Request::Renew).collect();
-                answers.extend(self.make(&requests).await.into_iter().map(renew_answer));
-            }
-            answers
-        })
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        Call::new(async move {
-            release_answer(self.make_one(Request::Release(Arc::new(lease.clone()), how)).await)
-        })
-    }
-
-    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         Call::new(self.make(requests))
     }
 

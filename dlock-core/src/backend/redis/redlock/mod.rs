@@ -47,7 +47,6 @@ use self::voter::Roll;
 pub(super) use self::voter::Voter;
 use self::wakes::Wakes;
 use super::address::Address;
-use super::answers::{acquire_answer, release_answer, renew_answer};
 use super::codec::{self as names, Names};
 use super::connection::Link;
 use super::connector::{Connector, Endpoint, Provider};
@@ -56,9 +55,7 @@ use super::notices::Notices;
 use super::scripts::Run;
 use crate::backend::per_holder::PerHolder;
 use crate::backend::{Backend, Batch, Call, Capabilities, KeyState, Listener, ServerState};
-use crate::claim::{
-    AcquireOutcome, Answer, Claim, Holder, Owner, Release, ReleaseOutcome, RenewOutcome, Request,
-};
+use crate::claim::{Answer, Holder, Owner, Request};
 use crate::clock::Clock;
 use crate::config::{Config, HostPort, Settings, parse_url};
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -225,10 +222,6 @@ impl RedLock {
         self.shared.start(requests, until, Finish::Channel(answer));
         answers.await.unwrap_or_default()
     }
-
-    async fn make_one(&self, request: Request) -> Option<Answer> {
-        self.make(vec![request]).await.pop()
-    }
 }
 
 /// Checks what the URL says of the nodes.
@@ -319,30 +312,7 @@ impl Backend for RedLock {
         self.shared.wakes.tell(listener);
     }
 
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Call<'a, Result<AcquireOutcome>> {
-        Call::new(async move {
-            acquire_answer(self.make_one(Request::Acquire(Arc::new(claim.clone()))).await)
-        })
-    }
-
-    fn renew<'a>(&'a self, leases: &'a [Arc<Claim>]) -> Call<'a, Vec<Result<RenewOutcome>>> {
-        Call::new(async move {
-            let mut answers = Vec::with_capacity(leases.len());
-            for some in leases.chunks(COMBINED) {
-                let made = self.make(some.iter().cloned().map(Request::Renew).collect()).await;
-                answers.extend(made.into_iter().map(renew_answer));
-            }
-            answers
-        })
-    }
-
-    fn release<'a>(&'a self, lease: &'a Claim, how: Release) -> Call<'a, Result<ReleaseOutcome>> {
-        Call::new(async move {
-            release_answer(self.make_one(Request::Release(Arc::new(lease.clone()), how)).await)
-        })
-    }
-
-    fn combined<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+    fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         Call::new(self.make(requests.to_vec()))
     }
 
