@@ -21,23 +21,23 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// How much a [`BatchQueue`] holds and sends.
+/// The limits of a [`BatchQueue`].
 #[derive(Clone, Copy, Debug)]
 pub struct BatchLimits {
-    /// How many batches are on their way at most.
+    /// The most batches in flight.
     pub in_flight: usize,
-    /// How much one batch weighs at most; a call that weighs more goes alone.
+    /// The most that one batch weighs; a call that weighs more goes alone.
     pub weight: usize,
-    /// How many calls may be pending.
+    /// The most calls that may be pending.
     pub pending: usize,
 }
 
-/// Which calls leave first.
+/// The priority of a call: the higher one leaves first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// What keeps or frees something: renewals, releases.
+    /// Calls that keep or free something: renewals and releases.
     High,
-    /// The rest.
+    /// All other calls.
     Normal,
 }
 

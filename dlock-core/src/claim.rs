@@ -185,7 +185,7 @@ pub struct SessionTerm {
     pub term: Duration,
 }
 
-/// The outcome of one [`Backend::acquire`](crate::Backend::acquire).
+/// The outcome of a [`Request::Acquire`].
 #[derive(Clone, Debug)]
 pub enum AcquireOutcome {
     /// The lock was granted, for its ttl from the sending of the request on.
@@ -352,11 +352,13 @@ impl fmt::Display for LossReason {
 /// A request to a backend, one of several that share a round trip.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// [`Backend::acquire`](crate::Backend::acquire).
+    /// Take the lock if it is free, else join the queue if the claim says so. The same
+    /// owner gets the same grant again, with a new ttl; if it is in the queue, its place is
+    /// prolonged by the claim's [patience](Claim::patience).
     Acquire(Arc<Claim>),
-    /// [`Backend::renew`](crate::Backend::renew) of one lease.
+    /// Prolong a lease by its ttl.
     Renew(Arc<Claim>),
-    /// [`Backend::release`](crate::Backend::release).
+    /// Give back what the owner has: a lease, or a place in the queue.
     Release(Arc<Claim>, Release),
 }
 

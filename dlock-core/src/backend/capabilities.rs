@@ -27,7 +27,7 @@ pub struct Capabilities {
     /// under way counts as not answered. It is made while the client has a lock of its
     /// own, so it must not use the client, nor wait for a thread that does.
     pub remote: bool,
-    /// How many calls [`Backend::combined`](super::Backend::combined) makes in one round trip; 1 if it is of
+    /// How many calls [`Backend::call`](super::Backend::call) makes in one round trip; 1 if it is of
     /// no use.
     pub combines: usize,
     /// The ttl that locks can have.

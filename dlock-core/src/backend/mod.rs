@@ -113,7 +113,7 @@ pub trait Batch: Send {
 /// A store of locks. One value serves one client.
 ///
 /// A call may fail with `Unavailable` (nothing was applied), `Unknown` (it may
-/// have been, or may yet be, applied) or a kind that a retry does not mend. The
+/// have been, or may yet be, applied) or a kind that a retry does not cure. The
 /// client puts a time-out around each call and turns it into `Unknown`. For one
 /// owner there is never more than one acquire or release under way, and a
 /// release is not sent while an acquire is unanswered.
@@ -132,15 +132,8 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Makes calls that are due at the same time, at most as many as the backend
     /// [combines](Capabilities::combines); one answer each, in order, and one's
-    /// failure is no other's. To a backend that does not combine, an acquire or a release
-    /// comes alone, and renewals come together.
-    ///
-    /// An [acquire](Request::Acquire) takes the lock if it is free, else it joins the queue
-    /// if the claim says so. The same owner asking again gets the same grant with a fresh
-    /// ttl, or has its place in the queue prolonged by the claim's patience. A
-    /// [renewal](Request::Renew) prolongs a lease by its ttl. A
-    /// [release](Request::Release) gives back what its owner has: a lease, or a place in
-    /// the queue.
+    /// failure is no other's. A [`Request`] says what each must do. To a backend that does
+    /// not combine, an acquire or a release comes alone, and renewals come together.
     fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>>;
 
     /// Sends calls at once, from the thread that makes them, and without waiting. A
@@ -356,25 +349,25 @@ pub enum ServerRole {
 /// One holder of a key.
 #[derive(Clone, Debug)]
 pub struct HolderState {
-    /// Who.
+    /// The client that holds the key.
     pub holder: Arc<Holder>,
-    /// How.
+    /// How the key is held.
     pub mode: Mode,
     /// The first token of its grant; `None` for permits.
     pub token: Option<u64>,
-    /// For how long already.
+    /// How long the key has been held.
     pub held_for: Duration,
-    /// For how long yet, unless renewed.
+    /// The time until the lease expires if it is not renewed.
     pub expires_in: Duration,
 }
 
 /// One waiter for a key.
 #[derive(Clone, Debug)]
 pub struct WaiterState {
-    /// Who.
+    /// The client that waits.
     pub holder: Arc<Holder>,
-    /// What for.
+    /// How it wants to hold the key.
     pub mode: Mode,
-    /// For how long already.
+    /// How long it has waited.
     pub waiting_for: Duration,
 }

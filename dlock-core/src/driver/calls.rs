@@ -24,7 +24,7 @@ use crate::machine::CallId;
 const IN_FLIGHT: usize = 2;
 /// No call is given up earlier than this, however short its lease.
 const SHORTEST_CALL: Duration = Duration::from_millis(10);
-/// How many calls that are not combined are made at the same time.
+/// The most calls that are made at the same time and not combined.
 pub(super) const MAX_SINGLE_CALLS: usize = 256;
 /// How many calls may wait to be sent.
 const PENDING: usize = 100_000;
@@ -34,7 +34,7 @@ pub(super) struct PendingCall {
     shard: usize,
     call: CallId,
     request: Request,
-    /// When it must have been answered.
+    /// The deadline of the answer.
     deadline: Moment,
 }
 
@@ -115,8 +115,8 @@ impl Core {
         }
     }
 
-    /// When a call must have been answered, counted from now: a renewal in time for
-    /// another try before its lease ends.
+    /// The deadline of a call that is made now: for a renewal, early enough for another
+    /// try before its lease ends.
     fn deadline_of(&self, request: &Request) -> Moment {
         let ttl = request.claim().ttl;
         let timeout = match request {
@@ -178,15 +178,15 @@ fn weight_of(request: &Request) -> usize {
     }
 }
 
-/// Calls on their way, with the slot that lets them be. Those that have no answer when
-/// it is dropped, by a panic or because the runtime ended, may or may not have been made.
+/// A batch of calls in flight, with its slot. Calls that have no answer when it is dropped,
+/// by a panic or because the runtime ended, may or may not have been made.
 struct BatchInFlight {
     core: Arc<Core>,
-    /// `None` once it went on to the next batch, and for calls that are not combined.
+    /// `None` once the next batch has it, and for calls that are not combined.
     slot: Option<Slot<PendingCall>>,
     requests: Vec<Request>,
     to: VecDeque<(usize, CallId)>,
-    /// When they must have been answered.
+    /// The deadline of the answers.
     deadline: Moment,
 }
 

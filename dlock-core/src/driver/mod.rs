@@ -45,8 +45,8 @@ mod notices;
 
 pub(crate) type Wakers = SmallVec<[Waker; 1]>;
 
-/// Makes this the only waker. What was there is given back, to be dropped where no
-/// lock is held: dropping a waker may drop a task, and with it guards.
+/// Makes this the only waker. The old ones are returned, to be dropped where no lock is
+/// held: dropping a waker may drop a task, and with it guards.
 pub(crate) fn wake_only(wakers: &mut Wakers, waker: &Waker) -> Wakers {
     if let [present] = wakers.as_slice()
         && present.will_wake(waker)
@@ -63,15 +63,15 @@ pub(crate) struct Core {
     backend: Arc<dyn Backend>,
     clock: Clock,
     call_timeout: Duration,
-    /// What the driver's thread is to do; `None`: calls are made in place.
+    /// The futures for the driver's thread; `None` if calls are made in place.
     jobs: Option<UnboundedSender<Job>>,
     pending_calls: Option<calls::PendingCalls>,
-    /// Lets calls be made that are not combined.
+    /// Limits the number of calls that are made at the same time and not combined.
     single_calls: Arc<Semaphore>,
     timer: Timer,
     pub(crate) observer: Observer,
     events: Dispatcher,
-    /// The process that made it: a child after `fork` has no driver.
+    /// The process that made the client: a child after `fork` has no driver.
     process: AtomicU32,
     driver: DriverState,
 }
@@ -89,7 +89,7 @@ type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 #[derive(Default)]
 struct Timer {
-    /// When it rings, in nanoseconds; `NEVER` while it does not run.
+    /// When the timer is due, in nanoseconds; `NEVER` while it does not run.
     rings: AtomicU64,
     changed: Notify,
     running: AtomicBool,
@@ -155,12 +155,12 @@ impl Core {
         (key.hash() >> 32) as usize & (self.shards.len() - 1)
     }
 
-    /// Looks at a shard without anything to be done afterwards.
+    /// Reads a shard, without actions afterwards.
     pub(crate) fn look<T>(&self, shard: usize, look: impl FnOnce(&mut Machine) -> T) -> T {
         look(&mut self.shards[shard].lock())
     }
 
-    /// Lets a shard take a step and does what it calls for.
+    /// Lets a shard take a step, and carries out its actions.
     pub(crate) fn step<T>(
         self: &Arc<Self>,
         shard: usize,
@@ -310,7 +310,7 @@ impl Core {
         self.jobs.is_some() && std::process::id() != self.process.load(Ordering::Relaxed)
     }
 
-    /// From now on it believes that it is in a child.
+    /// Makes the client believe that it is in a child process, for a test.
     #[cfg(test)]
     pub(crate) fn set_in_child(&self) {
         self.process.store(u32::MAX, Ordering::Relaxed);
@@ -338,7 +338,7 @@ impl Core {
         }
     }
 
-    /// Does what is due in every shard and tells when something is next.
+    /// Does what is due in every shard, and returns when something is due next.
     fn tick(self: &Arc<Self>) -> Moment {
         let mut next = Moment::NEVER;
         for shard in 0..self.shards.len() {
@@ -350,8 +350,8 @@ impl Core {
         next
     }
 
-    /// Ticks until something is next at a moment to come, and returns how long
-    /// until then; `None` if nothing is.
+    /// Ticks until nothing is due now, and returns the time until something is; `None` if
+    /// nothing will be.
     fn tick_and_set(self: &Arc<Self>) -> Option<Duration> {
         // Whoever sets something earlier from here on says so.
         self.timer.rings.store(u64::MAX, Ordering::Release);
@@ -369,7 +369,7 @@ impl Core {
     }
 }
 
-/// The timer's hold on the client; says when the timer has gone.
+/// The timer's reference to the client; the client knows when it was dropped.
 struct Running(Arc<Core>);
 
 impl Drop for Running {
@@ -469,7 +469,7 @@ fn on_own_thread(task: impl Future<Output = ()> + Send + 'static) -> Result<()> 
     Ok(())
 }
 
-/// A ticket and where it is.
+/// A ticket and its shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TicketRef {
     pub(crate) shard: usize,

@@ -12,7 +12,7 @@ use crate::backend::Listener;
 use crate::claim::{Notice, Owner};
 use crate::key::Key;
 
-/// Hears the backend's notices for as long as the client lives.
+/// Receives the backend's notices for as long as the client lives.
 pub(super) struct NoticeListener(pub(super) Weak<Core>);
 
 struct Delivery {
@@ -71,9 +71,9 @@ pub(super) fn defer<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// Acts on what was delivery in the meantime, unless a shard is locked still. What is
-/// delivery while acting is acted on by that step: thousands of notices nest no deeper
-/// than one.
+/// Delivers the notices that were deferred, unless a shard is still locked. Notices that
+/// come meanwhile are delivered by the same loop, so that thousands of them do not nest on
+/// the stack.
 pub(super) fn deliver_deferred() {
     if !DEFERRING.get() {
         let delivery = DEFERRED.try_with(RefCell::take).unwrap_or_default();

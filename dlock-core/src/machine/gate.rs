@@ -48,7 +48,7 @@ use crate::claim::{Grant, Mode};
 use crate::clock::Moment;
 use crate::planted_bug::{Bug, PlantedBug};
 
-/// What is to be done next.
+/// The next thing that the engine must do for a gate.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Admit {
@@ -143,7 +143,7 @@ impl Gate {
         }
     }
 
-    /// A gate for the tasks nested in a tenant that has this token.
+    /// A gate for the tasks nested in a holder that has this token.
     pub(crate) fn nested(token: u64) -> Self {
         Gate { lease: Lease::Nested { token, shared: false }, ..Gate::new() }
     }
@@ -261,12 +261,12 @@ impl Gate {
         }
     }
 
-    /// A task nested in a tenant of this gate's lease keeps the lease too.
+    /// A task nested in a holder of this gate's lease keeps the lease too.
     pub(crate) fn add_nested_holder(&mut self, ticket: Ticket) {
         self.holders.push(ticket);
     }
 
-    /// A holder is done.
+    /// A holder has released the lock.
     pub(crate) fn remove_holder(&mut self, ticket: Ticket) {
         self.holders.retain(|holder| *holder != ticket);
     }
@@ -302,7 +302,7 @@ impl Gate {
         }
     }
 
-    /// Whether the backend has not event yet who is in the way.
+    /// Whether the backend has not said yet who is in the way.
     pub(crate) fn is_unanswered(&self) -> bool {
         matches!(self.lease, Lease::Acquiring { queued: false, .. })
     }

@@ -1,13 +1,13 @@
-//! Pure: what is due when.
+//! Pure: timers.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::clock::Moment;
 
-/// Alarms in order. Setting one is cheap and nothing is ever unset: whoever
-/// takes an alarm checks whether it still stands, and [`Timers::tidy`] throws
-/// out the fallen ones before they outnumber the standing.
+/// Timers in the order of their moments. Setting one is cheap, and none is ever cancelled:
+/// whoever takes a timer checks whether it is still valid, and [`Timers::tidy`] removes the
+/// others before they outnumber the valid ones.
 #[derive(Debug)]
 pub(crate) struct Timers<T: Ord> {
     heap: BinaryHeap<Reverse<(Moment, T)>>,
@@ -33,7 +33,7 @@ impl<T: Ord + Copy> Timers<T> {
         self.heap.pop().map(|Reverse(alarm)| alarm)
     }
 
-    /// Keeps the number of fallen alarms below that of what can stand.
+    /// Keeps the number of timers that are no longer valid below that of valid ones.
     pub(crate) fn tidy(&mut self, can_stand: usize, stands: impl Fn(Moment, T) -> bool) {
         if self.heap.len() > 2 * can_stand + 64 {
             self.heap.retain(|Reverse((at, what))| stands(*at, *what));

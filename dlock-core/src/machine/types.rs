@@ -1,4 +1,4 @@
-//! What is event to the machine and what it says.
+//! The types that go into the machine and come out of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,154 +29,154 @@ pub struct CallId {
 /// How far a lease may be passed on inside the process.
 #[derive(Clone, Copy, Debug)]
 pub struct HandoverLimits {
-    /// How often at most.
+    /// The most hand-overs of one lease.
     pub count: u32,
-    /// How long after the grant at most.
+    /// The longest time after the grant in which a lease is handed over.
     pub time: Duration,
     /// After how many hand-overs the lease is extended, if nobody else seems to wait.
     pub extend_after: u32,
 }
 
-/// Something to do.
+/// Something that the driver must do.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Action {
-    /// Call the backend and bring the answer.
+    /// Make this call to the backend, and bring the answer to [`Engine::reply`](super::Engine::reply).
     Call(CallId, Request),
-    /// Something changed for this ticket.
+    /// Wake the task of this ticket: its outcome or its lease has changed.
     Wake(Ticket),
-    /// A lease was renewed.
+    /// Report that a lease on this key was renewed.
     Renewed(Key),
-    /// A renewal failed.
+    /// Report that a renewal failed; the lock is held until its deadline.
     Uncertain(Key, Error),
-    /// A lease was lost.
+    /// Report that the lock on this key was lost.
     Lost(Key, LossReason),
 }
 
-/// Things to do, in this order.
+/// What the driver must do, in this order.
 pub type Actions = SmallVec<[Action; 2]>;
 
-/// Limits of one process.
+/// The limits of one process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How far a lease is passed on locally.
+    /// The limits of hand-overs inside the process.
     pub handover: HandoverLimits,
-    /// How many tasks may wait for one key.
+    /// The most tasks that may wait for one key.
     pub waiters: usize,
-    /// How long a task that does not want to wait is kept waiting for an answer.
+    /// The longest time that a task that does not want to wait waits for an answer.
     pub attempt: Duration,
 }
 
-/// What a task asks for.
+/// The request of a task for a lock.
 #[derive(Clone, Debug)]
 pub struct LockRequest<'a> {
-    /// On what.
+    /// The key that is wanted.
     pub key: &'a Key,
-    /// What for.
+    /// How the key is to be held.
     pub mode: Mode,
-    /// How long the lease lasts unless renewed.
+    /// How long the lease lasts if it is not renewed.
     pub ttl: Duration,
-    /// How long to wait.
+    /// How long the task waits for the lock.
     pub wait: Wait,
-    /// Which way.
+    /// Whether the task queues with the others of its process.
     pub lane: Lane,
-    /// How long it may be held.
+    /// The longest time that the lock may be held.
     pub max_hold: Option<Duration>,
-    /// Who asks.
+    /// The client that asks.
     pub holder: Arc<Holder>,
 }
 
-/// How long to wait.
+/// How long a task waits for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Answer at once.
+    /// It does not wait: the answer comes at once.
     Try,
-    /// Until then.
+    /// It waits until this moment.
     Until(Moment),
-    /// For this long.
+    /// It waits for this long.
     For(Duration),
 }
 
-/// Which way a claim goes.
+/// Where a task queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// With the other tasks of this process.
+    /// With the other tasks of this process, in the gate of the key.
     Shared,
-    /// As a claim of its own: its place is decided at the backend.
+    /// With a claim of its own at the backend, which decides the order of all processes.
     Separate,
-    /// Nested in what this ticket holds.
+    /// Inside the lock that this ticket holds.
     Nested(Ticket),
 }
 
 /// Why a ticket was not admitted.
 #[derive(Clone, Debug)]
 pub enum Refusal {
-    /// Held by somebody else.
+    /// Somebody else holds the lock, and the task did not want to wait.
     Busy(Option<Arc<Holder>>),
-    /// Still held by somebody else, or still not to be reached, when the wait was over.
+    /// The wait was over before the lock was free, or before the backend answered.
     TimedOut {
-        /// By whom, if known.
+        /// The holder, if it is known.
         holder: Option<Arc<Holder>>,
-        /// What kept the backend from answering, if it did.
+        /// The last error of the backend, if it did not answer.
         trouble: Option<Error>,
     },
-    /// The backend refused.
+    /// The backend refused the claim.
     Failed(Error),
-    /// The lock it was nested in was lost.
+    /// The outer lock that it was nested in was lost.
     Lost,
-    /// Too many wait already.
+    /// Too many tasks wait for the key already.
     Overloaded,
     /// The client is shutting down.
     ShuttingDown,
 }
 
-/// What became of a ticket.
+/// The outcome of a ticket.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Not decided yet.
+    /// The task still waits.
     Waiting,
-    /// In.
+    /// The task has the lock.
     Admitted {
         /// The fencing token; zero for permits.
         token: u64,
-        /// Whether it came from another task of this process.
+        /// Whether another task of this process handed the lock over.
         handed_over: bool,
-        /// Whether it waited for another holder, and not only for an answer.
+        /// Whether the task waited for another holder, and not only for an answer.
         queued: bool,
-        /// How long it took.
+        /// The time from the request to the admission.
         waited: Duration,
-        /// Since when.
+        /// The moment of the admission.
         since: Moment,
     },
-    /// Out; the ticket is void.
+    /// The task does not get the lock, and the ticket is void.
     Refused(Refusal),
 }
 
-/// How an admitted ticket stands.
+/// The state of the lease of an admitted ticket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseStatus {
-    /// Held until then at least, and renewed.
+    /// The lock is held, and the lease is renewed.
     Held {
-        /// The deadline.
+        /// The deadline: the lock is certainly held until then.
         until: Moment,
         /// Whether the last renewal was answered.
         certain: bool,
     },
-    /// No longer.
+    /// The lock was lost.
     Lost(LossReason),
 }
 
 /// A ticket as `local_state` shows it.
 #[derive(Clone, Debug)]
 pub struct TicketSnapshot {
-    /// On what.
+    /// The key of the ticket.
     pub key: Key,
-    /// What for.
+    /// How the key is held or wanted.
     pub mode: Mode,
-    /// Since when it waits or holds.
+    /// The moment since which the task waits, or holds the lock.
     pub since: Moment,
-    /// `None` while it waits.
+    /// The token and the state of the lease; `None` while the task waits.
     pub standing: Option<(u64, LeaseStatus)>,
-    /// Who.
+    /// The client of the ticket.
     pub holder: Arc<Holder>,
 }

@@ -5,16 +5,16 @@ use crate::claim::Mode;
 use crate::clock::Moment;
 use crate::collections::LazyQueue;
 
-/// A task in the queue.
+/// A task that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waiter {
     pub(crate) ticket: Ticket,
     pub(crate) mode: Mode,
-    /// In nanoseconds, as is every ttl here.
+    /// The ttl in nanoseconds, as everywhere in the machine.
     pub(crate) ttl: u64,
-    /// Wants an answer now rather than to wait.
+    /// Whether the task wants an answer at once instead of waiting.
     pub(crate) attempt: bool,
-    /// When it gives up.
+    /// The moment when the task gives up.
     pub(crate) deadline: Moment,
 }
 

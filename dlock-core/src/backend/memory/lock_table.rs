@@ -40,16 +40,16 @@ mod operators;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub(crate) mod row;
 
-/// A notice and whom it is for.
+/// A notice and its receiver.
 #[derive(Clone, Debug)]
 pub struct SentNotice {
-    /// The client.
+    /// The client that receives it.
     pub client: u64,
-    /// The key.
+    /// The key that the notice is about.
     pub key: Key,
-    /// Its claim.
+    /// The owner of the claim.
     pub owner: Owner,
-    /// What happened.
+    /// The notice itself.
     pub notice: Notice,
 }
 
@@ -109,7 +109,7 @@ struct Waiter {
     tokens: u32,
     since: Moment,
     asked: Moment,
-    /// As its claim says; not this server's clock.
+    /// The moment that its claim names, by the clock of the client, not of this server.
     sent: Moment,
     patience: Duration,
     holder: Arc<Holder>,
@@ -121,7 +121,7 @@ impl Waiter {
     }
 }
 
-/// So many waiters are not looked through for dead ones.
+/// From this many waiters on, not all of them are searched for dead ones.
 const FEW_WAITERS: usize = 16;
 const BREAKS_KEPT: usize = 64;
 const PAGE: usize = 100;
@@ -142,7 +142,7 @@ impl LockTable {
         }
     }
 
-    /// See [`Backend::acquire`](crate::Backend::acquire).
+    /// Answers [`Request::Acquire`](crate::backend::Request::Acquire).
     pub fn acquire(
         &mut self,
         now: Moment,
@@ -217,7 +217,7 @@ impl LockTable {
         AcquireOutcome::Queued { holder, free_in }
     }
 
-    /// See [`Backend::renew`](crate::Backend::renew).
+    /// Answers [`Request::Renew`](crate::backend::Request::Renew).
     pub fn renew(&mut self, now: Moment, lease: &Claim, out: &mut Vec<SentNotice>) -> RenewOutcome {
         let (minting, planted) = (self.minting(now), self.planted);
         let Some(lock) = self.space(lease.mode).get_mut(&lease.key) else {
@@ -248,7 +248,7 @@ impl LockTable {
         answer
     }
 
-    /// See [`Backend::release`](crate::Backend::release).
+    /// Answers [`Request::Release`](crate::backend::Request::Release).
     pub fn release(
         &mut self,
         now: Moment,

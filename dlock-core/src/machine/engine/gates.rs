@@ -1,5 +1,4 @@
-//! Pure: the gates of the machine, each with what belongs to it, and how they and
-//! the keeper move each other.
+//! Pure: the gates of the machine, and how gates and keeper act on each other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use crate::machine::gate::{Gate, Step, View};
 use crate::machine::keeper::{ClaimEvent, ClaimRequest};
 use crate::machine::types::{Action, Actions, ClaimId, GateId, LockRequest, Refusal, Ticket};
 
-/// A gate and what belongs to it.
+/// A gate, its key and its kind.
 pub(super) struct GateEntry {
     pub(super) gate: Gate,
     pub(super) key: Key,
@@ -24,11 +23,11 @@ pub(super) struct GateEntry {
     pub(super) obstacle: Option<Box<Obstacle>>,
 }
 
-/// What the backend said last while somebody waited.
+/// Why the tasks of a gate still wait, as the backend said last.
 pub(super) enum Obstacle {
-    /// Who is in the way.
+    /// This client holds the lock.
     HeldBy(Arc<Holder>),
-    /// What keeps it from answering.
+    /// The backend failed.
     Error(Error),
 }
 
@@ -96,7 +95,7 @@ impl<W> Engine<W> {
         Some(gate)
     }
 
-    /// The gate that has the lease which a gate is about.
+    /// The gate that has the lease: this one, or the one that a nested gate is in.
     pub(super) fn root_of(&self, id: GateId) -> GateId {
         match self.gates.get(id).map(|gate_entry| gate_entry.kind) {
             Some(Kind::Nested { root, .. }) => root,
@@ -149,7 +148,7 @@ impl<W> Engine<W> {
         self.settle(now, id, &mut None, out);
     }
 
-    /// A claim says something to its gate.
+    /// Handles what happened to the claim of a gate.
     pub(super) fn on_claim_event(
         &mut self,
         now: Moment,
@@ -283,7 +282,7 @@ impl<W> Engine<W> {
         }
     }
 
-    /// Lets a gate do what it can.
+    /// Carries out the steps of a gate until there is none.
     pub(super) fn settle(
         &mut self,
         now: Moment,
@@ -340,8 +339,8 @@ impl<W> Engine<W> {
         self.close_gate_if_unused(id);
     }
 
-    /// Moves a lease, and those inside, to a gate of its own. Who waits here goes on
-    /// with a new claim.
+    /// Moves a lease and its holders to a gate of its own. The tasks that wait here get a
+    /// new claim.
     fn retire_lease(&mut self, id: GateId) {
         let Some(gate_entry) = self.gates.get_mut(id) else { return };
         let (gate, key) = (gate_entry.gate.retire(), gate_entry.key.clone());
@@ -371,7 +370,8 @@ impl<W> Engine<W> {
         }
     }
 
-    /// Who is in the way: a task of this very process, or whom the backend named.
+    /// The holder that the tasks wait for: one of this process, or the one that the backend
+    /// named.
     fn in_the_way(&self, id: GateId) -> Option<Arc<Holder>> {
         let gate_entry = self.gates.get(id)?;
         let tenant = gate_entry.gate.holders().first().and_then(|tenant| self.tickets.get(*tenant));

@@ -13,7 +13,8 @@ use crate::machine::types::{Action, Actions, ClaimId, GateId, LeaseStatus, Refus
 use crate::planted_bug::Bug;
 
 impl<W> Engine<W> {
-    /// A guard is released and wants to know what came of it: see [`Engine::released`].
+    /// Releases the lock of a guard that wants to know the outcome: see
+    /// [`Engine::released`].
     pub fn release(&mut self, now: Moment, ticket: Ticket, how: Release, out: &mut Actions) {
         let Some(entry) = self.tickets.get(ticket) else { return };
         let Phase::Admitted { claim, .. } = entry.phase else {
@@ -62,7 +63,7 @@ impl<W> Engine<W> {
         }
     }
 
-    /// What came of a release; the ticket is void afterwards.
+    /// The outcome of a release; the ticket is void afterwards.
     pub fn released(&mut self, ticket: Ticket) -> Option<Result<ReleaseOutcome>> {
         let Some(entry) = self.tickets.get(ticket) else {
             return Some(Ok(ReleaseOutcome::AlreadyLost));
@@ -73,7 +74,7 @@ impl<W> Engine<W> {
         Some(outcome)
     }
 
-    /// A tenant leaves. `reply_to` is taken if the lease is released with it.
+    /// A holder leaves. `reply_to` is taken if the lease is released with it.
     pub(super) fn end_hold(
         &mut self,
         now: Moment,
@@ -105,7 +106,7 @@ impl<W> Engine<W> {
         }
     }
 
-    /// A lease whose holders were all told that it is over is not renewed.
+    /// Stops renewing a lease if all its holders were told that it is over.
     fn stop_if_all_revoked(&mut self, id: GateId, claim: ClaimId) {
         let Some(gate_entry) = self.gates.get(id) else { return };
         let mut holders =
@@ -121,8 +122,7 @@ impl<W> Engine<W> {
         }
     }
 
-    /// The only tenant of an exclusive lease goes on as a reader, with the token
-    /// that is answered.
+    /// Makes the only holder of an exclusive lease a reader, and returns its new token.
     pub fn downgrade(&mut self, now: Moment, ticket: Ticket, out: &mut Actions) -> Option<u64> {
         if let LeaseStatus::Lost(_) = self.status(now, ticket) {
             return None;
@@ -143,8 +143,8 @@ impl<W> Engine<W> {
         Some(token)
     }
 
-    /// Tells every holder that it is over. Their leases are released when they
-    /// let go, or else end by themselves.
+    /// Tells every holder that its lock is lost. The leases are released when the holders
+    /// drop their guards, or else they expire.
     pub fn revoke_all(&mut self, out: &mut Actions) {
         // Those nested in a holder may still wait: nobody is let in from now on.
         for id in self.gates.keys().collect::<Vec<_>>() {
@@ -176,7 +176,7 @@ impl<W> Engine<W> {
         self.stop_if_all_revoked(root, claim);
     }
 
-    /// An admitted ticket may be held for this much longer.
+    /// Lets the holder of an admitted ticket hold the lock for this much longer.
     pub fn limit_hold(&mut self, now: Moment, ticket: Ticket, hold: Duration) {
         let Some(entry) = self.tickets.get_mut(ticket) else { return };
         entry.max_hold = NonZeroU64::new(nanos(now.since(entry.since).saturating_add(hold)));

@@ -1,5 +1,5 @@
-//! Pure: gates and keeper put together. What happens goes in, what is to be done
-//! comes out as [`Action`]s; the driver or the simulation does it.
+//! Pure: the gates and the keeper together. Events go in, and what must be done comes out
+//! as [`Action`](super::types::Action)s; the driver, or the simulation, does it.
 //!
 //! A *ticket* is one task's interest in one key:
 //!
@@ -41,10 +41,10 @@ struct TicketEntry<W> {
     gate: GateId,
     mode: Mode,
     since: Moment,
-    /// Whether it stood behind another task when it came.
+    /// Whether another task was in front of this one when it came.
     is_behind: bool,
     phase: Phase,
-    /// In nanoseconds.
+    /// The longest time that the lock may be held, in nanoseconds.
     max_hold: Option<NonZeroU64>,
     holder: Arc<Holder>,
     /// The gate of the tasks nested in this one.
@@ -53,7 +53,7 @@ struct TicketEntry<W> {
 }
 
 impl<W> TicketEntry<W> {
-    /// When it was held for as long as it may be.
+    /// The moment when the lock has been held for the longest allowed time.
     fn ends(&self) -> Moment {
         let hold = |hold: NonZeroU64| self.since + Duration::from_nanos(hold.get());
         self.max_hold.map_or(Moment::NEVER, hold)
@@ -67,9 +67,9 @@ enum Phase {
         claim: ClaimId,
         token: u64,
         handed_over: bool,
-        /// Whether it waited for another holder.
+        /// Whether the task waited for another holder.
         queued: bool,
-        /// Since when it had waited.
+        /// The moment of the request.
         asked: Moment,
         revoked: Option<Box<LossReason>>,
     },
@@ -85,16 +85,16 @@ enum Phase {
 pub struct Engine<W> {
     /// The gate of each key that tasks share.
     shared: Map<Key, GateId>,
-    /// How many tasks wait for a key with claims of their own.
+    /// The number of tasks that wait for a key with claims of their own.
     separate_waiters: Map<Key, usize>,
     gates: SlotMap<GateId, GateEntry>,
     tickets: SlotMap<Ticket, TicketEntry<W>>,
     keeper: Keeper,
-    /// When a wait is over at a gate.
+    /// The moments when a wait at a gate is over.
     waits: Timers<GateId>,
-    /// When a hold is over.
+    /// The moments when a hold is over.
     holds: Timers<Ticket>,
-    /// How many tickets wait.
+    /// The number of tickets that wait.
     waiting: usize,
     /// The shared gate that was unused last. It is kept until another one is, since
     /// the same key is often wanted again at once.
@@ -106,7 +106,7 @@ pub struct Engine<W> {
 }
 
 impl<W> Engine<W> {
-    /// An empty machine. The seed makes its owners, so it must be random.
+    /// A machine without tasks. Its owners come from the seed, which must be random.
     pub fn new(limits: Limits, seed: [u8; 32], planted: PlantedBug) -> Self {
         Engine {
             shared: Map::default(),
@@ -125,7 +125,7 @@ impl<W> Engine<W> {
         }
     }
 
-    /// A task wants a lock. What becomes of it is told by [`Engine::outcome`].
+    /// Puts a task into the queue of a lock. [`Engine::outcome`] says what becomes of it.
     ///
     /// # Errors
     /// At once when nobody may queue any more.
@@ -263,18 +263,18 @@ impl<W> Engine<W> {
         }
     }
 
-    /// For how long the holder of a ticket has had it.
+    /// How long the holder of a ticket has had the lock.
     pub fn held_for(&self, now: Moment, ticket: Ticket) -> Duration {
         self.tickets.get(ticket).map_or(Duration::ZERO, |entry| now.since(entry.since))
     }
 
-    /// The caller's own of a ticket.
+    /// What the caller remembers with a ticket.
     pub fn payload_mut(&mut self, ticket: Ticket) -> Option<&mut W> {
         self.tickets.get_mut(ticket).map(|entry| &mut entry.payload)
     }
 
-    /// The task gave up waiting, or its guard was dropped. Gives back what the
-    /// caller remembered with the ticket.
+    /// Removes a ticket: its task gave up waiting, or its guard was dropped. Returns what
+    /// the caller remembered with it.
     pub fn forget(&mut self, now: Moment, ticket: Ticket, out: &mut Actions) -> Option<W> {
         let entry = self.tickets.get(ticket)?;
         let gate = entry.gate;
@@ -292,21 +292,21 @@ impl<W> Engine<W> {
         self.tickets.remove(ticket).map(|entry| entry.payload)
     }
 
-    /// The backend answered.
+    /// Takes the answer of the backend to a call.
     pub fn reply(&mut self, now: Moment, call: CallId, answer: Answer, out: &mut Actions) {
         if let Some((claim, gate, event)) = self.keeper.reply(now, call, answer, out) {
             self.on_claim_event(now, claim, gate, event, out);
         }
     }
 
-    /// The backend tells something unasked.
+    /// Takes a notice of the backend.
     pub fn notice(&mut self, now: Moment, owner: Owner, notice: Notice, out: &mut Actions) {
         if let Some((claim, gate, event)) = self.keeper.notice(now, owner, notice, out) {
             self.on_claim_event(now, claim, gate, event, out);
         }
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub fn tick(&mut self, now: Moment, out: &mut Actions) {
         while let Some(due) = self.keeper.due(now, out) {
             if let Some((claim, gate, event)) = due {
@@ -324,15 +324,15 @@ impl<W> Engine<W> {
         }
     }
 
-    /// The backend may have lost what it had: every claim says now what it would say when
-    /// it is due.
+    /// The backend may have lost its data: every claim makes its next call now, and not
+    /// when it is due.
     pub fn ask_again(&mut self, now: Moment, out: &mut Actions) {
         self.keeper.ask_again(now);
         self.tick(now, out);
     }
 
-    /// The session with the store ended, and all locks with it: every holder is told, and
-    /// who waits asks again.
+    /// The session with the store ended, and all its locks with it: every holder is told,
+    /// and claims in the queue are sent again.
     pub fn session_lost(&mut self, now: Moment, out: &mut Actions) {
         for owner in self.keeper.session_lost(now) {
             self.notice(now, owner, Notice::Lost(LossReason::SessionLost), out);

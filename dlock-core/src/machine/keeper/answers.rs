@@ -16,7 +16,7 @@ use rand::RngExt as _;
 use std::time::Duration;
 
 impl Keeper {
-    /// What a claim says upon an answer; `None` if nobody need know.
+    /// Takes an answer; returns what happened to the claim, if its gate needs to know.
     pub(crate) fn reply(
         &mut self,
         now: Moment,
@@ -268,7 +268,7 @@ impl Keeper {
         }
     }
 
-    /// What a claim says upon a notice of the backend.
+    /// Takes a notice of the backend; returns what happened to the claim.
     pub(crate) fn notice(
         &mut self,
         now: Moment,

@@ -1,24 +1,25 @@
-//! Pure: the claims of this process at the backend, from the first asking to
-//! the last release.
+//! Pure: the claims of this process at the backend, from the first request to the last
+//! release.
 //!
 //! ```text
-//!   ask --> Asking <--> Queued        acquire is sent, and sent again: when it
-//!              |           |          failed, about once a second in the queue,
-//!              +--granted--+          and when a notice says so
-//!                    v
-//!                  Held               renewed every ttl/3; when that fails it is
-//!                    |                uncertain and tried again until the deadline
-//!        leave, or   |   the backend says lost: gone
-//!        deadline    v
-//!                 Leaving             release is sent until it is answered
+//!   acquire() --> Acquiring <--> Queued   An acquire is sent, and sent again: when it
+//!                     |            |      failed, about once a second in the queue,
+//!                     +-- granted -+      and when a notice says so.
+//!                           v
+//!                         Held            Renewed every third of the ttl. When that fails
+//!                           |             it is uncertain, and tried again until the
+//!                           |             deadline. When the backend says that the lease
+//!          release(), or    |             is lost, the claim is removed.
+//!          the deadline     v
+//!                       Releasing         A release is sent until it is answered.
 //! ```
 //!
 //! Invariants:
-//! - *Deadline*: a moment before the answered request was sent, plus the term,
-//!   minus the drift margin. For a hand-over the request is the asking
-//!   that the notice names and the term the patience. For what a session holds it is the
-//!   session's last answered keep-alive, with the term that the answer says. A deadline is
-//!   never counted from an answer or a notice, and a lost lease never comes back.
+//! - *Deadline*: the moment before the answered request was sent, plus the term, minus the
+//!   drift margin. For a hand-over the request is the one that the notice names, and the
+//!   term is the patience. For what a session holds the request is the session's last
+//!   answered keep-alive, and the term is in the answer. A deadline is never counted from
+//!   an answer or a notice, and a lost lease never comes back.
 //! - *Order*: a release is not sent while an acquire is unanswered. A renewal
 //!   may be: it creates nothing.
 //! - *InDoubt*: an acquire that was never answered may yet be applied, even after
@@ -52,22 +53,23 @@ mod validity;
 use self::tracked_claim::{InDoubt, InFlight, Phase, TrackedClaim};
 use self::validity::{Validity, margin};
 
-/// What became of a claim.
+/// What happened to a claim, for its gate.
 #[derive(Debug)]
 pub(crate) enum ClaimEvent {
     Granted(Grant),
-    /// In the backend's queue, behind this holder.
+    /// The claim is in the backend's queue, behind this holder.
     Queued(Option<Arc<Holder>>),
-    /// Held by somebody else, and the claim is gone.
+    /// Somebody else holds the lock, and the claim was removed.
     Busy(Option<Arc<Holder>>),
-    /// The backend cannot be reached; it is being tried again.
+    /// The backend cannot be reached; the call will be made again.
     Trouble(Error),
-    /// The claim is gone.
+    /// The claim failed, and was removed.
     Failed(Error),
     Renewed {
         others_wait: bool,
     },
-    /// Renewed by a request sent then, and the lease has these tokens from now on.
+    /// The lease was renewed by a request that was sent at `sent`, and has these tokens
+    /// from now on.
     Extended {
         sent: Moment,
         grant: Grant,
@@ -80,7 +82,7 @@ pub(crate) enum ClaimEvent {
     },
 }
 
-/// What to ask for.
+/// What a new claim asks the backend for.
 pub(crate) struct ClaimRequest {
     pub(crate) gate: GateId,
     pub(crate) key: Key,
@@ -108,7 +110,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Keeper {
     claims: SlotMap<ClaimId, TrackedClaim>,
-    /// By the owner's bits, which are random; each knows its own.
+    /// The claims by the bits of their owners, which are random.
     by_owner: HashTable<ClaimId>,
     timers: Timers<ClaimId>,
     random: StdRng,
@@ -156,8 +158,8 @@ impl Keeper {
     }
 
     /// The owner whose lease a new claim takes the place of. If it cannot be
-    /// given up in the same call, because an acquire of it is unanswered, it
-    /// leaves by itself.
+    /// given up in the same call, because an acquire of it is unanswered, it is
+    /// released by itself.
     fn replaced(&mut self, now: Moment, old: ClaimId, out: &mut Actions) -> Option<Owner> {
         let tracked = self.claims.get(old)?;
         if tracked.awaits_acquire() || tracked.is_in_doubt(now) {
@@ -167,14 +169,14 @@ impl Keeper {
         self.remove(old).map(|tracked| tracked.claim.owner)
     }
 
-    /// A claim that only tried now wants to wait.
+    /// A claim that did not want to wait now joins the queue.
     pub(crate) fn join_queue(&mut self, id: ClaimId) {
         if let Some(tracked) = self.claims.get_mut(id) {
             Arc::make_mut(&mut tracked.claim).queue = true;
         }
     }
 
-    /// What happens to the claim is told to this gate from now on.
+    /// From now on this gate is told what happens to the claim.
     pub(crate) fn set_gate(&mut self, id: ClaimId, gate: GateId) {
         if let Some(tracked) = self.claims.get_mut(id) {
             tracked.gate = gate;
@@ -199,7 +201,7 @@ impl Keeper {
         true
     }
 
-    /// Nobody wants the claim any more.
+    /// Releases a claim that nobody wants any more.
     pub(crate) fn release(
         &mut self,
         now: Moment,
@@ -236,7 +238,8 @@ impl Keeper {
         }
     }
 
-    /// Does one thing that is due, if any. `Some(None)`: it did, and nobody need know.
+    /// Does one thing that is due, if there is any. `Some(None)`: it was done, and no gate
+    /// needs to know.
     pub(crate) fn due(
         &mut self,
         now: Moment,
@@ -283,8 +286,8 @@ impl Keeper {
         }
     }
 
-    /// Makes every claim due: leases are renewed, and who waits asks again. A claim that
-    /// waits for an answer does so when it is there.
+    /// Makes every claim due: leases are renewed, and claims in the queue are sent again. A
+    /// claim that waits for an answer does so when the answer is there.
     pub(crate) fn ask_again(&mut self, now: Moment) {
         for id in self.claims.keys().collect::<Vec<_>>() {
             let Some(tracked) = self.claims.get_mut(id) else { continue };
@@ -296,8 +299,9 @@ impl Keeper {
         }
     }
 
-    /// The session ended. Answers that are under way tell of what it had: a grant is void,
-    /// and who waits asks again. The owners of leases, who are to be told, are returned.
+    /// The session ended. Answers that are under way are about that session: a grant in
+    /// them is void, and claims in the queue are sent again. Returns the owners of the
+    /// leases that are lost.
     pub(crate) fn session_lost(&mut self, now: Moment) -> Vec<Owner> {
         let mut held = Vec::new();
         for id in self.claims.keys().collect::<Vec<_>>() {
@@ -342,8 +346,8 @@ impl Keeper {
         self.timers.next()
     }
 
-    /// Whether the lease may be handed on: held for certain, still renewed, half
-    /// its term left.
+    /// Whether the lease may be handed over: it is held for certain, it is still renewed,
+    /// and half its term is left.
     pub(crate) fn can_hand_over(&self, now: Moment, id: ClaimId) -> bool {
         self.claims.get(id).is_some_and(|tracked| {
             matches!(tracked.phase, Phase::Held { certain: true, renewing: true })
@@ -360,7 +364,7 @@ impl Keeper {
         }
     }
 
-    /// The lease ends at its deadline at the latest.
+    /// Renews the lease no more: it ends at its deadline at the latest.
     pub(crate) fn stop_renewing(&mut self, id: ClaimId) {
         if let Some(TrackedClaim { phase: Phase::Held { renewing, .. }, .. }) =
             self.claims.get_mut(id)
@@ -369,8 +373,8 @@ impl Keeper {
         }
     }
 
-    /// From now on the lease is a reader's; the backend hears of it at once, and
-    /// until it does is merely stricter than it need be.
+    /// Makes the lease a shared one. The backend is told at once; until then it is only
+    /// stricter than it needs to be.
     pub(crate) fn downgrade(&mut self, now: Moment, id: ClaimId, out: &mut Actions) {
         let Some(tracked) = self.claims.get_mut(id) else { return };
         Arc::make_mut(&mut tracked.claim).mode = Mode::Shared;
@@ -391,7 +395,7 @@ impl Keeper {
         self.claims.is_empty()
     }
 
-    /// Sends what the phase calls for.
+    /// Sends the call that the phase of the claim needs.
     fn send(&mut self, now: Moment, id: ClaimId, out: &mut Actions) {
         self.send_with(now, id, 0, out);
     }

@@ -1,4 +1,4 @@
-//! Pure: one claim, from the first asking to the last release.
+//! Pure: one claim, from the first request to the last release.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +22,11 @@ pub(super) struct TrackedClaim {
     pub(super) term: u64,
     pub(super) due: Moment,
     pub(super) failures: u8,
-    /// Whether it says the same again when the answer is there: that may come from before
-    /// the backend was lost sight of.
+    /// Whether the call is made again when its answer is there, since the answer may be
+    /// older than what happened to the backend meanwhile.
     pub(super) asks_again: bool,
-    /// When a notice said that the lease is lost, though no grant was known yet; zero if
-    /// none did.
+    /// When a notice said that the lease is lost before its grant was known; zero if none
+    /// did.
     pub(super) lost_early: Moment,
     pub(super) doubt: InDoubt,
     /// How long the key stays taken after the release.
@@ -41,14 +41,14 @@ pub(super) enum Phase {
     Releasing { give_up: Moment, reply_to: Option<Ticket>, told: bool },
 }
 
-/// Until when an acquire that was never answered may still arrive.
+/// The moment until which an acquire that was never answered may still be applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InDoubt(pub(super) Moment);
 
 impl InDoubt {
     pub(super) const NONE: InDoubt = InDoubt(Moment::from_nanos(0));
-    /// Nothing was answered since. Once the backend answers again it is known
-    /// when it will have read what came before.
+    /// The backend has not answered since. Once it answers again, it is known when it
+    /// will have read what was sent before.
     pub(super) const OPEN: InDoubt = InDoubt(Moment::NEVER);
 }
 
@@ -77,14 +77,14 @@ impl TrackedClaim {
         }
     }
 
-    /// When its release is no longer worth trying: the lease has ended by then.
+    /// The moment from which a release is not tried again: the lease has ended by then.
     pub(super) fn gives_up(&self, now: Moment) -> Moment {
         let ttl = self.claim.ttl;
         now + ttl + margin(ttl) + LOOK
     }
 
-    /// The lease that this claim was to take the place of, leaving by itself:
-    /// the call that was to give it up may never be applied.
+    /// The lease that this claim was to replace, as a claim that is released by itself: the
+    /// call that was to give it up may never be applied.
     pub(super) fn owed_instead(&self, now: Moment) -> Option<TrackedClaim> {
         let owner = self.claim.instead_of?;
         let claim = Claim { owner, instead_of: None, ..Claim::clone(&self.claim) };
@@ -94,15 +94,15 @@ impl TrackedClaim {
         Some(tracked)
     }
 
-    /// The lease that this claim takes the place of is given up for sure.
+    /// The lease that this claim replaces was certainly given up.
     pub(super) fn given_up(&mut self) {
         if self.claim.instead_of.is_some() {
             Arc::make_mut(&mut self.claim).instead_of = None;
         }
     }
 
-    /// Whether it was lost after this request was sent, so that a grant in its answer is
-    /// void.
+    /// Whether the lock was lost after this request was sent, so that a grant in the answer
+    /// is void.
     pub(super) fn is_lost_since(&self, sent: Moment) -> bool {
         self.lost_early > Moment::default() && self.lost_early >= sent
     }

@@ -9,36 +9,36 @@ use super::{ClaimId, Keeper, RETRIES_PER_TTL};
 use crate::claim::SessionTerm;
 use crate::clock::{Moment, nanos};
 
-/// How often a lease is renewed in its term.
+/// How many times a lease is renewed in its term.
 const RENEWALS_PER_TERM: u64 = 3;
-/// Into how many beats a term is divided: leases that are due in one are renewed
+/// The number of beats in a term: leases that are due in the same beat are renewed
 /// together.
 const BEATS: u64 = 1024;
 /// Renewals are spread from seven eighths of their time on.
 const EARLIEST_RENEWAL: u64 = BEATS * 7 / 8;
 
-/// Clocks of two machines may differ by this much in rate: one in fifty.
+/// The drift margin: the clocks of two machines may differ in rate by one in fifty.
 pub(super) fn margin(term: Duration) -> Duration {
     Duration::from_nanos(nanos(term) / 50)
 }
 
-/// How long a lease is certain, and when that is asked again.
+/// How long a lease is certain, and when it may be renewed.
 #[derive(Clone, Copy)]
 pub(super) struct Validity {
     since: Moment,
     term: Duration,
-    /// It is not renewed earlier than this.
+    /// The lease is not renewed before this moment.
     earliest_renewal: Moment,
 }
 
 impl Validity {
-    /// That of a lease by a request that was sent then.
+    /// The validity of a lease whose request was sent at `sent`.
     pub(super) fn sent(now: Moment, sent: Moment, term: Duration) -> Self {
         Validity { since: sent, term, earliest_renewal: now }
     }
 
-    /// That of what a session holds. An answer may tell of an old keep-alive, so another
-    /// one is not asked for at once.
+    /// The validity of what a session holds. An answer may be about an old keep-alive, so
+    /// the next one is not asked for at once.
     pub(super) fn of_session(now: Moment, SessionTerm { as_of, term }: SessionTerm) -> Self {
         let earliest_renewal = now + term / RETRIES_PER_TTL;
         Validity { since: as_of.min(now), term, earliest_renewal }
@@ -50,7 +50,7 @@ impl Validity {
 }
 
 impl Keeper {
-    /// Makes it a lease, if there is anything left of the term.
+    /// Makes the claim a lease; false if its term is over already.
     pub(super) fn hold(&mut self, now: Moment, id: ClaimId, validity: Validity) -> bool {
         if validity.deadline() <= now {
             return false;
@@ -63,7 +63,7 @@ impl Keeper {
         true
     }
 
-    /// A lease was renewed.
+    /// Prolongs a lease that was renewed.
     pub(super) fn prolong(&mut self, id: ClaimId, validity: Validity) {
         let tracked = &mut self.claims[id];
         let Phase::Held { certain, .. } = &mut tracked.phase else { return };
@@ -80,8 +80,8 @@ impl Keeper {
         self.set_due(id, due);
     }
 
-    /// When a lease that was asked for then is to be renewed: after about a third of
-    /// its term, spread out, but on a beat that all leases of this term share, so
+    /// The moment when a lease whose request was sent at `sent` is renewed: after about a
+    /// third of its term, spread out, but on a beat that all leases of this term share, so
     /// that many are renewed by one call.
     fn renewal(&mut self, sent: Moment, term: Duration) -> Moment {
         let beat = (nanos(term) / BEATS).max(1);
