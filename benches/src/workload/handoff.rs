@@ -25,6 +25,10 @@ const WARM_UP: usize = 10;
 /// How long a process holds the lock, so that the other one has queued up.
 const TURN: Duration = Duration::from_millis(2);
 
+/// Each process takes part for this long at least: on a busy machine one of the two may begin
+/// when a short run of the other is over.
+const LEAST_TIME: Duration = Duration::from_millis(500);
+
 /// What the handoff workload does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
@@ -152,7 +156,9 @@ impl ProcessRun {
         let checker = ExclusionChecker::new(1, true);
         let mut report = Report::default();
         clock::sleep_until(start).await;
-        for _ in 0..(plan.rounds + WARM_UP).div_ceil(2) + 1 {
+        let turns = (plan.rounds + WARM_UP).div_ceil(2) + 1;
+        let least = start + clock::nanos(LEAST_TIME);
+        while report.requested.len() < turns || clock::now() < least {
             report.requested.push(clock::now());
             let held = client.acquire(0).await?;
             let section = checker.enter(0, held.mode(), held.token());
