@@ -69,6 +69,10 @@ fn the_tables_are_printed_or_made() {
         assert_eq!(status(&made), 0, "{}", said(&made));
     }
     assert_eq!(status(&output(&mut local(&state), &["ls", "--url", &url])), 0);
+    let nowhere = format!("sqlite://{}/missing/locks.db", state.path().display());
+    let nowhere = output(&mut local(&state), &["schema", "--url", &nowhere]);
+    assert_eq!(status(&nowhere), 78, "{}", said(&nowhere));
+    assert!(said(&nowhere).contains("/missing does not exist"), "{}", said(&nowhere));
     let none = output(&mut local(&state), &["schema", "--url", "memory://"]);
     assert!(said(&none).contains("has no tables"), "{}", said(&none));
 }

@@ -156,8 +156,11 @@ impl Config {
     fn set_policy(&mut self, name: &str, value: &str) -> Result<()> {
         let parts = name.strip_prefix("policy.").and_then(|rest| rest.rsplit_once('.'));
         let Some((policy, option @ ("ttl" | "wait"))) = parts else {
+            let meant = super::url::nearest(name, OPTIONS);
+            let hint = meant.map(|meant| format!("; did you mean `{meant}`?"));
             return Err(fault(format!(
-                "unknown option `{name}`; the options are {}",
+                "unknown option `{name}`{} (the options are {})",
+                hint.unwrap_or_default(),
                 OPTIONS.join(", ")
             )));
         };

@@ -71,8 +71,10 @@ fn faults_name_what_is_valid() {
     says(Config::from_url("memory://?ttl=soon"), "such as 150ms, 30s");
     says(
         env(&[("DLOCK_NAMESPCE", "x")]),
-        "configure: invalid configuration: DLOCK_NAMESPCE: unknown option `namespce`",
+        "configure: invalid configuration: DLOCK_NAMESPCE: unknown option `namespce`; did you mean `namespace`?",
     );
+    says(Config::from_url("memory://?tll=3s"), "unknown option `tll`; did you mean `ttl`? (the");
+    says(Config::from_url("memory://?colour=red"), "unknown option `colour` (the options are");
     says(Config::from_url("memory://?max_waiters=-1"), "max_waiters");
     says(Config::from_url("memory://?policy.a.color=red"), "policy.NAME.ttl");
     says(Config::from_url("memory://?policy.ttl=1s"), "policy.NAME.ttl");

@@ -201,7 +201,12 @@ fn meant(scheme: &str) -> Option<&'static str> {
     if let Some((_, meant)) = OTHER_NAMES.iter().find(|(other, _)| *other == scheme) {
         return SCHEMES.contains(meant).then_some(*meant);
     }
-    let near = SCHEMES.iter().map(|known| (distance(scheme, known), *known));
+    nearest(scheme, SCHEMES)
+}
+
+/// The one of these names that differs least from `name`, if it is near enough to be meant.
+pub(super) fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
+    let near = known.iter().map(|known| (distance(name, known), *known));
     let (distance, nearest) = near.min_by_key(|(distance, _)| *distance)?;
     (distance <= MAX_DISTANCE).then_some(nearest)
 }

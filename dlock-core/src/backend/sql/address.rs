@@ -51,6 +51,20 @@ pub(super) fn check_file(path: &Path) -> Result<()> {
     }
 }
 
+/// A file is made in a directory that exists; SQLite says only that it cannot be opened.
+#[cfg(feature = "sqlite")]
+pub(super) fn check_directory(file: &Path) -> Result<()> {
+    match file.parent() {
+        Some(directory) if !directory.as_os_str().is_empty() && !directory.is_dir() => {
+            Err(fault(format!(
+                "the directory {} does not exist, so the database cannot be made there; make it first, or write another path",
+                directory.display()
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The mode of TLS. Without one, a server of this machine is trusted, and any other must
 /// prove who it is.
 #[cfg(any(feature = "mysql", feature = "postgres"))]

@@ -123,6 +123,9 @@ impl Database for SqliteDatabase {
     }
 
     fn options(&self) -> Result<SqliteConnectOptions> {
+        if self.create {
+            address::check_directory(&self.path)?;
+        }
         Ok(SqliteConnectOptions::new()
             .filename(&self.path)
             .create_if_missing(self.create)
