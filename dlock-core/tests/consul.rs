@@ -22,7 +22,7 @@ async fn conformance() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance_on_three_servers() {
     let Some(cluster) = ConsulCluster::start() else { return };
-    conforms(&cluster.agent, "consul-lock").await;
+    conforms(cluster.agent.as_ref().expect("an agent"), "consul-lock").await;
 }
 
 /// The layout of `LockKey` has semaphores too.

@@ -1,67 +1,35 @@
 //! What happens to locks in Consul when something fails: real servers, a proxy that loses
 //! replies, sessions that end.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::{Dlock, ErrorKind, LossReason, ReleaseOutcome, State};
-use dlock_testkit::History;
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::consul::{ConsulCluster, ConsulServer, url};
-use dlock_testkit::holder::{HolderProcess, number};
 use dlock_testkit::proxy::{Once, Proxy, Way};
+use dlock_testkit::session_faults;
+use dlock_testkit::session_servers::SessionServer as _;
 use tokio::time::timeout;
 
-/// The ttl of the sessions of [`url`].
-const TTL: Duration = Duration::from_secs(2);
+session_faults!(ConsulServer:
+    row_01_a_paused_holder_is_lost_and_its_successor_untouched,
+    row_04_an_entry_whose_answer_was_lost_is_found_again,
+    row_05_an_entry_that_nobody_wants_any_more_is_removed,
+    row_11_and_23_a_killed_process_holds_nobody_up,
+    row_12_a_blocked_executor_loses_no_lock,
+    row_18_a_session_ended_from_outside_is_told_to_all_guards,
+    row_18_a_session_that_expires_is_lost_by_its_deadline,
+    row_25_a_rolling_restart_never_has_two_holders,
+    a_waiter_survives_the_end_of_its_session,
+);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_is_killed_under_load() {
+    session_faults::the_leader_is_killed_under_load(ConsulCluster::start()).await;
+}
 
 fn client(url: &str) -> Dlock {
     Dlock::builder().url(url).wait(Duration::from_secs(30)).connect_lazy().expect("a client")
-}
-
-/// All guards of a session know of its end within a second, and the client goes on with
-/// another session.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_is_destroyed_is_told_to_every_guard() {
-    let Some(server) = ConsulServer::start() else { return };
-    let dlock = client(&format!("{}&ttl=20s", server.url()));
-    let mut guards = Vec::new();
-    for n in 0..10 {
-        guards.push(dlock.mutex(format!("told-{n}")).lock().await.expect("the lock"));
-    }
-    let last = guards[9].token();
-    server.destroy_sessions();
-    let destroyed = Instant::now();
-    for guard in &guards {
-        // A renewal would see it after nearly seven seconds.
-        let reason = timeout(Duration::from_secs(4), guard.lost()).await.expect("at once");
-        assert_eq!(reason, LossReason::SessionLost);
-        assert_eq!(guard.state(), State::Lost);
-    }
-    println!("all know it after {:?}", destroyed.elapsed());
-    assert!(destroyed.elapsed() < Duration::from_secs(4), "{:?}", destroyed.elapsed());
-    let again = dlock.mutex("told-9").lock().await.expect("the lock, by a new session");
-    assert!(again.token() > last);
-    for guard in guards {
-        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::AlreadyLost);
-    }
-    assert_eq!(again.state(), State::Held, "no release touches the successor");
-}
-
-/// Who waits when the session ends asks again by the next one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_survives_the_end_of_its_session() {
-    let Some(server) = ConsulServer::start() else { return };
-    let (one, two) = (client(&server.url()), client(&server.url()));
-    let guard = one.mutex("a").lock().await.expect("the lock");
-    let lock = two.mutex("a");
-    let waiting = tokio::spawn(async move { lock.lock().await });
-    eventually("both have a session", async || server.sessions().len() == 2).await;
-    server.destroy_sessions();
-    timeout(Duration::from_secs(10), guard.lost()).await.expect("it is told");
-    let next = timeout(Duration::from_secs(30), waiting).await.expect("in time").expect("the task");
-    assert!(next.expect("the lock").token() > guard.token());
 }
 
 /// The acquire is applied and its reply is lost: the retry is the same claim.
@@ -163,7 +131,7 @@ async fn the_lock_delay_is_honoured_and_told() {
     let two = client(&server.url());
     let guard = one.mutex("a").lock().await.expect("the lock");
     let ended = Instant::now();
-    server.destroy_sessions();
+    server.end_sessions();
     timeout(Duration::from_secs(10), guard.lost()).await.expect("it is told");
     assert!(two.mutex("a").try_lock().await.expect("an answer").is_none());
     let error = two.mutex("a").wait(Duration::from_millis(300)).lock().await.expect_err("delayed");
@@ -196,25 +164,6 @@ async fn a_removed_key_is_noticed() {
     server.run(&["kv", "delete", "a/.lock"]).expect("removed");
     let reason = timeout(Duration::from_secs(20), guard.lost()).await.expect("it is told");
     assert_eq!(reason, LossReason::Forgotten);
-}
-
-/// The holder is paused for longer than its session lasts.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_01_a_paused_holder_is_lost_and_its_successor_untouched() {
-    let Some(server) = ConsulServer::start() else { return };
-    let mut paused = HolderProcess::start(&server.url());
-    paused.send(&format!("lock a {}", TTL.as_millis()));
-    let old = number(&paused.wait_for("granted"), "token");
-    paused.process.pause();
-    let next = client(&format!("{}&namespace=test&ttl=20s", server.url()));
-    let guard = next.mutex("a").lock().await.expect("free with the session");
-    assert!(guard.token().get() > old);
-    paused.process.resume();
-    paused.wait_for("lost");
-    paused.send("release a");
-    assert_eq!(paused.wait_for("released")["outcome"], "AlreadyLost");
-    assert_eq!(guard.state(), State::Held);
-    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
 }
 
 /// One renewal is not answered: it is made again, and nothing is lost.
@@ -259,36 +208,6 @@ async fn row_07_half_open_connections_are_left() {
     waiting.await.expect("the task").expect("the lock");
     assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
     assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
-}
-
-/// A process with a lock and many waiters is killed.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_11_and_23_a_killed_process_holds_nobody_up() {
-    let Some(server) = ConsulServer::start() else { return };
-    let mut killed = HolderProcess::start(&server.url());
-    killed.send(&format!("lock a {} 500", TTL.as_millis()));
-    killed.wait_for("granted");
-    let next = client(&format!("{}&namespace=test", server.url()));
-    killed.process.kill();
-    let began = Instant::now();
-    drop(next.mutex("a").lock().await.expect("the lock"));
-    // Consul ends a session after one to two ttls.
-    assert!(began.elapsed() < TTL * 2 + Duration::from_secs(10), "{:?}", began.elapsed());
-    eventually("nothing is left", async || server.keys().is_empty()).await;
-}
-
-/// The executor of the program is blocked: the session is kept by the client's own thread.
-#[test]
-fn row_12_a_blocked_executor_loses_no_lock() {
-    let Some(server) = ConsulServer::start() else { return };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(async {
-        let dlock = client(&format!("{}&ttl=4s", server.url()));
-        let guard = dlock.mutex("a").lock().await.expect("the lock");
-        std::thread::sleep(Duration::from_secs(9));
-        assert_eq!(guard.state(), State::Held);
-        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
-    });
 }
 
 /// Somebody waits; the lock becomes free, and the answer to the question for it is lost.
@@ -337,43 +256,4 @@ async fn a_release_is_made_however_late() {
     proxy.heal();
     eventually("it is released", async || server.keys().is_empty()).await;
     assert_eq!(server.sessions(), session, "by the session that had it");
-}
-
-/// The leader of a cluster is killed under load: the others go on, and nobody overlaps.
-/// `DLOCK_TEST_KILLS=10` kills it ten times.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_leader_is_killed_under_load() {
-    let Some(mut cluster) = ConsulCluster::start() else { return };
-    let kills = std::env::var("DLOCK_TEST_KILLS").ok().and_then(|kills| kills.parse().ok());
-    let (history, stop) = (Arc::new(History::default()), Arc::new(AtomicBool::new(false)));
-    let mut tasks = Vec::new();
-    for _ in 0..2 {
-        let dlock = client(&format!("{}&ttl=15s&wait=120s", cluster.agent.url()));
-        for _ in 0..3 {
-            let (lock, history, stop) = (dlock.mutex("hot"), history.clone(), stop.clone());
-            tasks.push(tokio::spawn(async move {
-                while !stop.load(Ordering::Relaxed) {
-                    let guard = lock.lock().await.expect("the lock");
-                    let entry = history.enter(&guard);
-                    let _ = guard.run(tokio::time::sleep(Duration::from_millis(1))).await;
-                    drop(entry);
-                }
-            }));
-        }
-    }
-    eventually("work", async || history.entries() > 20).await;
-    for _ in 0..kills.unwrap_or(1) {
-        let leader = tokio::task::block_in_place(|| cluster.leader());
-        cluster.kill(leader);
-        let new = tokio::task::block_in_place(|| cluster.leader());
-        let (elected, before) = (Instant::now(), history.entries());
-        eventually("progress", async || history.entries() > before + 5).await;
-        println!("server {new} leads; {:?} later the locks go on", elected.elapsed());
-        tokio::task::block_in_place(|| cluster.restart(leader));
-    }
-    stop.store(true, Ordering::Relaxed);
-    for task in tasks {
-        task.await.expect("the task");
-    }
-    history.assert_clean();
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dlock::backend::zookeeper::ZooKeeper;
-use dlock::{Dlock, ErrorKind, LossReason, State};
+use dlock::{Dlock, ErrorKind};
 use dlock_testkit::conformance::{Link, Suite, eventually};
 use dlock_testkit::proxy::Proxy;
 use dlock_testkit::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
@@ -95,43 +95,4 @@ async fn the_session_ends_with_the_client() {
     drop(dlock.mutex("a").lock().await.expect("the lock"));
     dlock.shutdown(Duration::from_secs(1)).await;
     eventually("shutdown ends it too", async || sessions() == 0).await;
-}
-
-/// Row 18: a session that is ended from outside is known to all guards within a second.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_18_a_session_that_ends_is_told_to_all_guards() {
-    let Some(server) = ZooKeeperServer::start() else { return };
-    let proxy = Proxy::opaque(server.port());
-    let url = format!("zookeeper://127.0.0.1:{}", proxy.port());
-    let dlock = client(&url);
-    let mut guards = Vec::new();
-    for n in 0..20 {
-        guards.push(dlock.mutex(format!("k{n}")).lock().await.expect("the lock"));
-    }
-    // The server lets the session expire while the client cannot hear of it.
-    proxy.go_silent();
-    eventually("expired", async || server.sessions_with_nodes() == 0).await;
-    assert!(guards.iter().all(|guard| guard.state() == State::Lost), "lost by their deadline");
-    proxy.heal();
-    drop(guards);
-    let guard = dlock.mutex("k0").lock().await.expect("the lock, in a new session");
-    assert_eq!(guard.state(), State::Held);
-}
-
-/// The same while the client is connected: an administrator ends the session.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_18_a_session_ended_by_an_administrator_is_lost_within_a_second() {
-    let Some(server) = ZooKeeperServer::start() else { return };
-    let dlock = client(&server.url());
-    let mut guards = Vec::new();
-    for n in 0..20 {
-        guards.push(dlock.mutex(format!("k{n}")).lock().await.expect("the lock"));
-    }
-    tokio::task::block_in_place(|| server.end_sessions());
-    for guard in &guards {
-        let reason = tokio::time::timeout(Duration::from_secs(1), guard.lost()).await;
-        assert_eq!(reason.expect("within a second"), LossReason::SessionLost);
-    }
-    drop(guards);
-    drop(dlock.mutex("k0").lock().await.expect("the lock, in a new session"));
 }

@@ -6,12 +6,13 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::database_servers::{Server, free_port};
+use crate::session_servers::{Member, Members, SessionServer, wait_until_it_serves};
 
-/// How long servers may take until one of them leads.
-const START: Duration = Duration::from_secs(60);
+/// How long an answer may take.
+const ANSWER: Duration = Duration::from_secs(20);
 /// What every agent of a test is told. The ports that are not here are free ones.
 const COMMON: &str = "bind_addr = \"127.0.0.1\"\nclient_addr = \"127.0.0.1\"\n\
     session_ttl_min = \"1s\"\ndisable_update_check = true\nleave_on_terminate = false\n\
@@ -135,18 +136,8 @@ impl ConsulServer {
 
     fn launched(mut self) -> Self {
         self.server.launch();
-        self.wait_for_leader();
+        wait_until_it_serves(&self);
         self
-    }
-
-    /// Waits until writes are possible.
-    fn wait_for_leader(&self) {
-        let began = Instant::now();
-        while self.run(&["kv", "put", "ready", "yes"]).is_err() {
-            assert!(began.elapsed() < START, "Consul has no leader");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let _ = self.run(&["kv", "delete", "ready"]);
     }
 
     /// The port of the server for HTTP.
@@ -179,9 +170,8 @@ impl ConsulServer {
     /// # Panics
     /// If the server does not start.
     pub fn restart(&mut self) {
-        self.server.kill();
-        self.server.launch();
-        self.wait_for_leader();
+        self.server.restart();
+        wait_until_it_serves(self);
     }
 
     /// Kills the server and starts it again without its data.
@@ -230,7 +220,7 @@ impl ConsulServer {
 
     fn try_http(&self, method: &str, path: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port()))?;
-        stream.set_read_timeout(Some(START))?;
+        stream.set_read_timeout(Some(ANSWER))?;
         let token = self.token.as_deref().unwrap_or_default();
         let request = format!(
             "{method} {path} HTTP/1.0\r\nHost: consul\r\nX-Consul-Token: {token}\r\nContent-Length: 0\r\n\r\n"
@@ -253,13 +243,6 @@ impl ConsulServer {
         all.filter_map(|session| session["ID"].as_str().map(str::to_owned)).collect()
     }
 
-    /// Ends all sessions, as an operator would.
-    pub fn destroy_sessions(&self) {
-        for id in self.sessions() {
-            self.http("PUT", &format!("/v1/session/destroy/{id}"));
-        }
-    }
-
     /// All keys.
     ///
     /// # Panics
@@ -272,13 +255,7 @@ impl ConsulServer {
 
 /// Three servers, and an agent in front of them that clients use: it lives when a server is
 /// killed.
-#[derive(Debug)]
-pub struct ConsulCluster {
-    /// The servers.
-    pub servers: Vec<ConsulServer>,
-    /// The agent.
-    pub agent: ConsulServer,
-}
+pub type ConsulCluster = Members<ConsulServer>;
 
 impl ConsulCluster {
     /// Starts a cluster; `None` if Consul is not installed.
@@ -299,57 +276,60 @@ impl ConsulCluster {
             let settings = format!("{role}node_name = \"test-{number}\"\n{join}");
             ConsulServer::prepared(&program, &settings, ports[number])
         };
-        let mut servers: Vec<_> = (0..3).map(prepared).collect();
-        servers.iter_mut().for_each(|server| server.server.launch());
-        servers.iter().for_each(ConsulServer::wait_for_leader);
-        let agent = prepared(3).launched();
-        Some(ConsulCluster { servers, agent })
-    }
-
-    /// The number of the leader in [`servers`](Self::servers).
-    ///
-    /// # Panics
-    /// If there is none within a minute.
-    pub fn leader(&self) -> usize {
-        let began = Instant::now();
-        loop {
-            let alive = self.servers.iter().filter(|server| server.is_running());
-            let mut told = alive.filter_map(|server| server.leader_port());
-            let leader = told.find_map(|port| {
-                let leads = |server: &ConsulServer| server.ports.rpc == port && server.is_running();
-                self.servers.iter().position(leads)
-            });
-            if let Some(leader) = leader {
-                return leader;
-            }
-            assert!(began.elapsed() < START, "the cluster has no leader");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    /// Kills a server with SIGKILL.
-    pub fn kill(&mut self, number: usize) {
-        self.servers[number].kill();
-    }
-
-    /// Starts a server again with its files.
-    ///
-    /// # Panics
-    /// If it does not start.
-    pub fn restart(&mut self, number: usize) {
-        self.servers[number].restart();
+        let mut cluster = Self::launched((0..3).map(prepared).collect());
+        cluster.agent = Some(prepared(3).launched());
+        Some(cluster)
     }
 }
 
-impl ConsulServer {
-    fn is_running(&self) -> bool {
-        self.server.is_running()
+impl SessionServer for ConsulServer {
+    const LONG_TTL: Duration = Duration::from_secs(20);
+    // Consul ends a session after one to two ttls.
+    const FREED_WITHIN: Duration = Duration::from_secs(14);
+    const TOLD_WITHIN: Duration = Duration::from_secs(4);
+    const PROGRESS_WITHIN: Duration = Duration::from_secs(20);
+
+    fn start() -> Option<Self> {
+        Self::start()
     }
 
-    /// The port of the server that this one takes for the leader.
-    fn leader_port(&self) -> Option<u16> {
-        let leader = self.try_http("GET", "/v1/status/leader").ok()?;
-        leader.trim_matches('"').rsplit(':').next()?.parse().ok()
+    fn port(&self) -> u16 {
+        self.server.port
+    }
+
+    fn url_at(ports: &[u16]) -> String {
+        url(ports[0])
+    }
+
+    fn end_sessions(&self) {
+        for id in self.sessions() {
+            self.http("PUT", &format!("/v1/session/destroy/{id}"));
+        }
+    }
+
+    fn left(&self) -> Vec<String> {
+        [self.sessions(), self.keys()].concat()
+    }
+}
+
+impl Member for ConsulServer {
+    fn process(&self) -> &Server {
+        &self.server
+    }
+
+    fn process_mut(&mut self) -> &mut Server {
+        &mut self.server
+    }
+
+    fn serves(&self) -> bool {
+        // It can write.
+        let is_done = |method| self.try_http(method, "/v1/kv/ready").is_ok_and(|it| it == "true");
+        is_done("PUT") && is_done("DELETE")
+    }
+
+    fn leads(&self) -> bool {
+        let leader = self.try_http("GET", "/v1/status/leader").unwrap_or_default();
+        leader.trim_matches('"').ends_with(&format!(":{}", self.ports.rpc))
     }
 }
 

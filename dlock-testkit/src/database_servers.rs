@@ -32,6 +32,10 @@ impl Server {
         Server { name, process: None, port: free_port(), directory, command: Vec::new() }
     }
 
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     pub(crate) fn path(&self, name: &str) -> String {
         self.directory.join(name).to_str().expect("a path").to_owned()
     }
@@ -91,9 +95,19 @@ impl Server {
         }
     }
 
-    fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.kill();
         self.launch();
+    }
+
+    /// Stops the server with SIGSTOP, with all its processes.
+    pub(crate) fn pause(&self) {
+        self.processes().into_iter().for_each(crate::process::pause);
+    }
+
+    /// Lets a server go on that was paused.
+    pub(crate) fn resume(&self) {
+        self.processes().into_iter().for_each(crate::process::resume);
     }
 
     /// The process and those that it has started: PostgreSQL has one for each connection.
@@ -132,12 +146,12 @@ macro_rules! server {
 
             /// Stops the server with SIGSTOP, with all its processes.
             pub fn pause(&self) {
-                self.0.processes().into_iter().for_each(crate::process::pause);
+                self.0.pause();
             }
 
             /// Lets a server go on that was paused.
             pub fn resume(&self) {
-                self.0.processes().into_iter().for_each(crate::process::resume);
+                self.0.resume();
             }
 
             /// The port of the server.
@@ -146,12 +160,14 @@ macro_rules! server {
             }
 
             /// The directory of the server.
-            pub fn directory(&self) -> &Path {
-                &self.0.directory
+            pub fn directory(&self) -> &std::path::Path {
+                self.0.directory()
             }
         }
     };
 }
+
+pub(crate) use server;
 
 /// A PostgreSQL server with the user and database `dlock`, without passwords. It is killed
 /// when this value is dropped.

@@ -6,10 +6,9 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::database_servers::{Server, free_port};
+use crate::database_servers::{Server, free_port, server};
+use crate::session_servers::{Member, Members, SessionServer, wait_until_it_serves};
 
-/// How long a cluster may take to have a leader.
-const ELECTION: Duration = Duration::from_secs(60);
 /// Elections are quicker than by default, and so leases may be shorter.
 const HEARTBEAT_MILLIS: u32 = 50;
 const ELECTION_MILLIS: u32 = 500;
@@ -17,6 +16,8 @@ const ELECTION_MILLIS: u32 = 500;
 /// An etcd server, or one member of a cluster. It is killed when this value is dropped.
 #[derive(Debug)]
 pub struct EtcdServer(Server);
+
+server!(EtcdServer);
 
 fn program() -> Option<PathBuf> {
     let program = crate::servers::cache().join("etcd-3.6");
@@ -43,7 +44,7 @@ impl EtcdServer {
         let mut server = Self::prepared(&program()?, "m1", peer, &cluster);
         server.0.command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         server.0.launch();
-        eventually_serves(std::slice::from_ref(&server));
+        wait_until_it_serves(&server);
         Some(server)
     }
 
@@ -73,26 +74,7 @@ impl EtcdServer {
 
     /// The URL of the server.
     pub fn url(&self) -> String {
-        format!("etcd://127.0.0.1:{}", self.0.port)
-    }
-
-    /// The port of the server.
-    pub fn port(&self) -> u16 {
-        self.0.port
-    }
-
-    /// Kills the server with SIGKILL. Its files stay.
-    pub fn kill(&mut self) {
-        self.0.kill();
-    }
-
-    /// Kills the server, and starts it again with its files on the same port.
-    ///
-    /// # Panics
-    /// If the server does not start.
-    pub fn restart(&mut self) {
-        self.0.kill();
-        self.0.launch();
+        Self::url_at(&[self.port()])
     }
 
     /// The answer of the server's JSON interface; nothing if there is none.
@@ -114,16 +96,6 @@ impl EtcdServer {
         self.ask("/v3/maintenance/status", &serde_json::json!({}))
     }
 
-    /// Whether the server is the leader of its cluster.
-    pub fn is_leader(&self) -> bool {
-        let status = self.status();
-        status["leader"].is_string() && status["leader"] == status["header"]["member_id"]
-    }
-
-    fn serves(&self) -> bool {
-        self.status()["leader"].is_string()
-    }
-
     /// The ids of all leases.
     pub fn leases(&self) -> Vec<String> {
         let answer = self.ask("/v3/lease/leases", &serde_json::json!({}));
@@ -131,19 +103,13 @@ impl EtcdServer {
         leases.iter().filter_map(|lease| Some(lease["ID"].as_str()?.to_owned())).collect()
     }
 
-    /// Revokes all leases, as an administrator may do.
-    pub fn revoke_leases(&self) {
-        for lease in self.leases() {
-            self.ask("/v3/lease/revoke", &serde_json::json!({ "ID": lease }));
-        }
-    }
-
-    /// The number of keys.
-    pub fn keys(&self) -> usize {
+    /// The names of all keys.
+    pub fn keys(&self) -> Vec<String> {
         // All keys: from the byte zero on. Both are in Base64.
-        let all = serde_json::json!({ "key": "AA==", "range_end": "AA==", "count_only": true });
-        let count = self.ask("/v3/kv/range", &all);
-        count["count"].as_str().and_then(|count| count.parse().ok()).unwrap_or(0)
+        let all = serde_json::json!({ "key": "AA==", "range_end": "AA==", "keys_only": true });
+        let found = self.ask("/v3/kv/range", &all);
+        let found = found["kvs"].as_array().cloned().unwrap_or_default();
+        found.iter().filter_map(|entry| decoded(entry["key"].as_str()?)).collect()
     }
 
     /// The revision of the store: every change makes another one.
@@ -163,20 +129,83 @@ fn url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
 }
 
-fn eventually_serves(servers: &[EtcdServer]) {
-    let began = Instant::now();
-    while !servers.iter().all(EtcdServer::serves) {
-        assert!(began.elapsed() < ELECTION, "etcd does not serve");
-        std::thread::sleep(Duration::from_millis(20));
+/// The string that is written in Base64.
+fn decoded(base64: &str) -> Option<String> {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let (mut bytes, mut bits, mut count) = (Vec::new(), 0_u32, 0);
+    for digit in base64.trim_end_matches('=').bytes() {
+        let value = DIGITS.iter().position(|it| *it == digit)?;
+        bits = (bits << 6) | u32::try_from(value).ok()?;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push(u8::try_from((bits >> count) & 0xFF).ok()?);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+impl SessionServer for EtcdServer {
+    const LONG_TTL: Duration = Duration::from_secs(20);
+    const FREED_WITHIN: Duration = Duration::from_secs(10);
+    const TOLD_WITHIN: Duration = Duration::from_secs(1);
+    const PROGRESS_WITHIN: Duration = Duration::from_secs(10);
+
+    fn start() -> Option<Self> {
+        Self::start()
+    }
+
+    fn port(&self) -> u16 {
+        self.0.port
+    }
+
+    fn url_at(ports: &[u16]) -> String {
+        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        format!("etcd://{}", hosts.join(","))
+    }
+
+    fn end_sessions(&self) {
+        let began = Instant::now();
+        let leases = self.leases();
+        while self.leases().iter().any(|lease| leases.contains(lease)) {
+            assert!(began.elapsed() < Duration::from_secs(10), "{leases:?} are still there");
+            for lease in &leases {
+                self.ask("/v3/lease/revoke", &serde_json::json!({ "ID": lease }));
+            }
+        }
+    }
+
+    /// The record of a broken lock has a lease of its own.
+    fn left(&self) -> Vec<String> {
+        assert!(self.serves(), "etcd does not answer");
+        let (records, mut left): (Vec<_>, Vec<_>) =
+            self.keys().into_iter().partition(|key| key.contains(";dlock/broken/"));
+        left.extend(self.leases().into_iter().skip(records.len()));
+        left
+    }
+}
+
+impl Member for EtcdServer {
+    fn process(&self) -> &Server {
+        &self.0
+    }
+
+    fn process_mut(&mut self) -> &mut Server {
+        &mut self.0
+    }
+
+    fn serves(&self) -> bool {
+        self.status()["leader"].is_string()
+    }
+
+    fn leads(&self) -> bool {
+        let status = self.status();
+        status["leader"].is_string() && status["leader"] == status["header"]["member_id"]
     }
 }
 
 /// A cluster of three etcd servers.
-#[derive(Debug)]
-pub struct EtcdCluster {
-    /// The members.
-    pub servers: Vec<EtcdServer>,
-}
+pub type EtcdCluster = Members<EtcdServer>;
 
 impl EtcdCluster {
     /// Starts a cluster; `None` if etcd was not built.
@@ -191,36 +220,6 @@ impl EtcdCluster {
         let cluster = cluster.join(",");
         let server =
             |at: usize| EtcdServer::prepared(&program, &format!("m{at}"), peers[at], &cluster);
-        let mut servers: Vec<EtcdServer> = (0..3).map(server).collect();
-        // A member accepts connections only when the cluster has a leader.
-        std::thread::scope(|scope| {
-            for server in &mut servers {
-                scope.spawn(|| server.0.launch());
-            }
-        });
-        eventually_serves(&servers);
-        Some(EtcdCluster { servers })
-    }
-
-    /// The URL of the cluster.
-    pub fn url(&self) -> String {
-        let hosts: Vec<_> =
-            self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
-        format!("etcd://{}", hosts.join(","))
-    }
-
-    /// The number of the leader in [`servers`](Self::servers).
-    ///
-    /// # Panics
-    /// If there is none within a minute.
-    pub fn leader(&self) -> usize {
-        let began = Instant::now();
-        loop {
-            if let Some(leader) = self.servers.iter().position(EtcdServer::is_leader) {
-                return leader;
-            }
-            assert!(began.elapsed() < ELECTION, "the cluster has no leader");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        Some(Self::launched((0..3).map(server).collect()))
     }
 }

@@ -22,6 +22,8 @@ pub mod redis;
 pub mod resp;
 pub mod sale;
 pub mod servers;
+pub mod session_faults;
+pub mod session_servers;
 pub mod sim;
 mod single_calls;
 pub mod topology;

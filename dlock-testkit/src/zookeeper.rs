@@ -6,19 +6,22 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::database_servers::{Server, free_port};
+use crate::database_servers::{Server, free_port, server};
 use crate::proxy::Proxy;
+use crate::session_servers::{Member, Members, SessionServer, wait_until_it_serves};
 
 const JARS: [&str; 2] = ["/usr/share/java/zookeeper.jar", "/usr/share/zookeeper/zookeeper.jar"];
 /// Sessions last two to twenty ticks.
 const TICK_MILLIS: u32 = 200;
-/// How long an ensemble may take to have a leader.
-const ELECTION: Duration = Duration::from_secs(60);
+/// How many nodes an empty server has.
+const OWN_NODES: u64 = 5;
 
 /// A ZooKeeper server, or one member of an ensemble. It is killed when this value is
 /// dropped.
 #[derive(Debug)]
 pub struct ZooKeeperServer(Server);
+
+server!(ZooKeeperServer);
 
 fn jar() -> Option<&'static str> {
     let jar = JARS.into_iter().find(|jar| Path::new(jar).exists());
@@ -36,7 +39,7 @@ impl ZooKeeperServer {
     pub fn start() -> Option<Self> {
         let mut server = Self::prepared(jar()?, "", 0);
         server.0.launch();
-        eventually_serves(std::slice::from_ref(&server));
+        wait_until_it_serves(&server);
         Some(server)
     }
 
@@ -60,26 +63,7 @@ impl ZooKeeperServer {
 
     /// The URL of the server.
     pub fn url(&self) -> String {
-        format!("zookeeper://127.0.0.1:{}", self.0.port)
-    }
-
-    /// The port of the server.
-    pub fn port(&self) -> u16 {
-        self.0.port
-    }
-
-    /// Kills the server with SIGKILL. Its files stay.
-    pub fn kill(&mut self) {
-        self.0.kill();
-    }
-
-    /// Kills the server, and starts it again with its files on the same port.
-    ///
-    /// # Panics
-    /// If the server does not start.
-    pub fn restart(&mut self) {
-        self.0.kill();
-        self.0.launch();
+        Self::url_at(&[self.port()])
     }
 
     /// The answer of the server to a command of four letters.
@@ -96,16 +80,6 @@ impl ZooKeeperServer {
         answer
     }
 
-    /// Whether the server is the leader of its ensemble, or alone.
-    pub fn is_leader(&self) -> bool {
-        let state = self.command("srvr");
-        state.contains("Mode: leader") || state.contains("Mode: standalone")
-    }
-
-    fn serves(&self) -> bool {
-        self.command("srvr").contains("Mode: ")
-    }
-
     /// The ids of the sessions that have ephemeral nodes.
     fn owners_of_nodes(&self) -> Vec<String> {
         let dump = self.command("dump");
@@ -118,41 +92,88 @@ impl ZooKeeperServer {
         self.owners_of_nodes().len()
     }
 
-    /// Ends all sessions that have ephemeral nodes, as an administrator's tool does. To its
-    /// client this looks like an expiry.
-    ///
-    /// # Panics
-    /// If a session is there after ten seconds.
-    pub fn end_sessions(&self) {
+    /// How many nodes there are beside those of ZooKeeper itself. An empty parent is removed
+    /// by the server, after a minute unless it is told otherwise.
+    pub fn nodes(&self) -> Option<u64> {
+        self.told("zk_znode_count").map(|count| count.saturating_sub(OWN_NODES))
+    }
+
+    /// A number that the server tells about itself.
+    fn told(&self, name: &str) -> Option<u64> {
+        let told = self.command("mntr");
+        let mut values = told.lines().filter_map(|line| line.split_once('\t'));
+        values.find(|(it, _)| *it == name)?.1.trim().parse().ok()
+    }
+}
+
+impl SessionServer for ZooKeeperServer {
+    // The longest that the servers of tests accept: twenty ticks.
+    const LONG_TTL: Duration = Duration::from_secs(4);
+    const FREED_WITHIN: Duration = Duration::from_secs(5);
+    const TOLD_WITHIN: Duration = Duration::from_secs(1);
+    const PROGRESS_WITHIN: Duration = Duration::from_secs(4);
+
+    fn start() -> Option<Self> {
+        Self::start()
+    }
+
+    fn port(&self) -> u16 {
+        self.0.port
+    }
+
+    fn url_at(ports: &[u16]) -> String {
+        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        format!("zookeeper://{}", hosts.join(","))
+    }
+
+    /// To its client this looks like an expiry.
+    fn end_sessions(&self) {
         let began = Instant::now();
+        let ids = self.owners_of_nodes();
         loop {
-            let ids = self.owners_of_nodes();
-            if ids.is_empty() {
+            let left = self.owners_of_nodes();
+            let left: Vec<_> = ids.iter().filter(|id| left.contains(id)).collect();
+            if left.is_empty() {
                 return;
             }
-            assert!(began.elapsed() < Duration::from_secs(10), "{ids:?} are still there");
-            for id in ids {
+            assert!(began.elapsed() < Duration::from_secs(10), "{left:?} are still there");
+            for id in left {
                 let id = i64::from_str_radix(id.trim_start_matches("0x"), 16).expect("an id");
                 let _ = close_session(self.0.port, id);
             }
         }
     }
+
+    /// Only the leader knows all sessions.
+    fn left(&self) -> Vec<String> {
+        let told = ["zk_global_sessions", "zk_ephemerals_count"].map(|name| {
+            let count = self.told(name);
+            (count != Some(0)).then(|| format!("{name}: {count:?}"))
+        });
+        told.into_iter().flatten().collect()
+    }
 }
 
-fn eventually_serves(servers: &[ZooKeeperServer]) {
-    let began = Instant::now();
-    while !servers.iter().all(ZooKeeperServer::serves) {
-        assert!(began.elapsed() < ELECTION, "ZooKeeper does not serve");
-        std::thread::sleep(Duration::from_millis(50));
+impl Member for ZooKeeperServer {
+    fn process(&self) -> &Server {
+        &self.0
+    }
+
+    fn process_mut(&mut self) -> &mut Server {
+        &mut self.0
+    }
+
+    fn serves(&self) -> bool {
+        self.command("srvr").contains("Mode: ")
+    }
+
+    fn leads(&self) -> bool {
+        self.command("srvr").contains("Mode: leader")
     }
 }
 
 /// An ensemble of three ZooKeeper servers.
-#[derive(Debug)]
-pub struct ZooKeeperEnsemble {
-    /// The members.
-    pub servers: Vec<ZooKeeperServer>,
-}
+pub type ZooKeeperEnsemble = Members<ZooKeeperServer>;
 
 impl ZooKeeperEnsemble {
     /// Starts an ensemble; `None` if ZooKeeper is not installed.
@@ -160,15 +181,24 @@ impl ZooKeeperEnsemble {
     /// # Panics
     /// If it has no leader within a minute.
     pub fn start() -> Option<Self> {
+        Self::start_with(&[])
+    }
+
+    /// Starts an ensemble with these options of Java.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    pub fn start_with(options: &[&str]) -> Option<Self> {
         let jar = jar()?;
-        let member =
-            |number: usize| format!("server.{number}=127.0.0.1:{}:{}\n", free_port(), free_port());
-        let members: String = (1..=3).map(member).collect();
-        let mut servers: Vec<_> =
-            (1..=3).map(|number| ZooKeeperServer::prepared(jar, &members, number)).collect();
-        servers.iter_mut().for_each(|server| server.0.launch());
-        eventually_serves(&servers);
-        Some(ZooKeeperEnsemble { servers })
+        let ports: Vec<_> = (0..3).map(|_| [free_port(), free_port()]).collect();
+        let members = members_at(&ports);
+        let member = |number| {
+            let mut server = ZooKeeperServer::prepared(jar, &members, number);
+            let options = options.iter().map(|option| (*option).to_owned());
+            server.0.command.splice(1..1, options);
+            server
+        };
+        Some(Self::launched((1..=3).map(member).collect()))
     }
 
     /// Starts an ensemble whose third member can be cut off from the others by these
@@ -178,15 +208,10 @@ impl ZooKeeperEnsemble {
     /// If it has no leader within a minute, or outside a runtime.
     pub fn start_with_link() -> Option<(Self, Vec<Proxy>)> {
         let jar = jar()?;
-        let ports: Vec<[u16; 2]> = (0..3).map(|_| [free_port(), free_port()]).collect();
-        let line = |number: usize, [quorum, election]: [u16; 2]| {
-            format!("server.{number}=127.0.0.1:{quorum}:{election}\n")
-        };
-        let members: String = (1..=3).map(|number| line(number, ports[number - 1])).collect();
-        let mut servers: Vec<_> =
-            (1..=2).map(|number| ZooKeeperServer::prepared(jar, &members, number)).collect();
-        servers.iter_mut().for_each(|server| server.0.launch());
-        eventually_serves(&servers);
+        let ports: Vec<_> = (0..3).map(|_| [free_port(), free_port()]).collect();
+        let members = members_at(&ports);
+        let member = |number| ZooKeeperServer::prepared(jar, &members, number);
+        let mut ensemble = Self::launched((1..=2).map(member).collect());
         // The third connects to the others through proxies, since its number is the highest.
         let mut proxies = Vec::new();
         let mut through = |port: u16| {
@@ -194,37 +219,22 @@ impl ZooKeeperEnsemble {
             proxies[proxies.len() - 1].port()
         };
         let seen = [ports[0].map(&mut through), ports[1].map(&mut through), ports[2]];
-        let members: String = (1..=3).map(|number| line(number, seen[number - 1])).collect();
-        let mut third = ZooKeeperServer::prepared(jar, &members, 3);
+        let mut third = ZooKeeperServer::prepared(jar, &members_at(&seen), 3);
         tokio::task::block_in_place(|| {
             third.0.launch();
-            eventually_serves(std::slice::from_ref(&third));
+            wait_until_it_serves(&third);
         });
-        servers.push(third);
-        Some((ZooKeeperEnsemble { servers }, proxies))
+        ensemble.servers.push(third);
+        Some((ensemble, proxies))
     }
+}
 
-    /// The URL of the ensemble.
-    pub fn url(&self) -> String {
-        let hosts: Vec<_> =
-            self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
-        format!("zookeeper://{}", hosts.join(","))
-    }
-
-    /// The number of the leader in [`servers`](Self::servers).
-    ///
-    /// # Panics
-    /// If there is none within a minute.
-    pub fn leader(&self) -> usize {
-        let began = Instant::now();
-        loop {
-            if let Some(leader) = self.servers.iter().position(ZooKeeperServer::is_leader) {
-                return leader;
-            }
-            assert!(began.elapsed() < ELECTION, "the ensemble has no leader");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
+/// The lines of the configuration that name the members.
+fn members_at(ports: &[[u16; 2]]) -> String {
+    let line = |(at, [quorum, election]): (usize, &[u16; 2])| {
+        format!("server.{}=127.0.0.1:{quorum}:{election}\n", at + 1)
+    };
+    ports.iter().enumerate().map(line).collect()
 }
 
 /// Asks the server at this port to close a session. The session's password is derived from
