@@ -2,9 +2,10 @@
 //!
 //! A coordinator starts a server with persistence, and worker processes, each with a
 //! [proxy](crate::proxy) between it and the server; or a primary with replicas and
-//! Sentinels, a cluster, or a quorum, each server behind a proxy; or a database (`--topology`). The
-//! tasks of a worker lock a few keys with all primitives; on one semaphore and one read-write lock there are many
-//! holders at a time. Faults come one after another, and sometimes one of the server or
+//! Sentinels, a cluster, or a quorum, each server behind a proxy; or a database; or three
+//! members of ZooKeeper, etcd or Consul (`--topology`). The tasks of a worker lock a few keys
+//! with all primitives; on one semaphore and one read-write lock there are many holders at a
+//! time. Faults come one after another, and sometimes one of the server or
 //! the network together with one of a worker. They are drawn from the seed; their timing
 //! depends on the machine, so a seed gives the same faults but not the same history.
 //! The workers print a record each time they held a lock, and a
@@ -15,12 +16,13 @@
 //!
 //! - two holders that exclude each other, or a token that does not rise. Only across a
 //!   failover may guards overlap, at most until a second after the promotion, and the
-//!   fence must reject the older one;
+//!   fence must reject the older one. The same goes for sessions that were ended from
+//!   outside, and their holders must know it within that second;
 //! - a holder that is not told of a break before its delay is over, unless its process
 //!   was paused;
 //! - a key that nobody holds, a worker that gets no lock, or a worker that does not
 //!   listen to notices, when a ttl and three seconds have passed since the end of a
-//!   fault. A half-open connection never ends: it counts from the moment at which it
+//!   fault (two ttls at Consul, which ends sessions that late). A half-open connection never ends: it counts from the moment at which it
 //!   goes silent;
 //! - an error of a kind that no fault explains, a worker that does not exit, anything
 //!   left behind.
@@ -38,6 +40,7 @@ mod quorum_faults;
 mod recovery;
 mod run;
 mod servers;
+mod sessions;
 mod worker;
 mod workers;
 
@@ -69,7 +72,8 @@ const USAGE: &str = "usage: dlock-chaos --minutes N [--topology NAME]
                    [--faults NAME,NAME,...] [--slack MILLISECONDS] [--plant NAME]
        dlock-chaos --seconds N ...
        dlock-chaos --list-faults
-The topologies are single, sentinel, cluster, postgres, mariadb and sqlite.";
+The topologies are single, sentinel, cluster, redlock, postgres, mariadb, sqlite,
+zookeeper, etcd and consul.";
 
 /// Runs the command `dlock-chaos` with these arguments.
 pub fn command(arguments: impl Iterator<Item = String>) -> ExitCode {

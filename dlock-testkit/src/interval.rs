@@ -128,15 +128,17 @@ impl HeldInterval {
     /// released.
     ///
     /// If the lock was lost by its deadline or by a shutdown, the interval ends at
-    /// the deadline that was known. If the server forgot it, the interval ends when the
-    /// guard told so. For any other reason it ends where it began.
+    /// the deadline that was known. If the server forgot it or ended the session, the
+    /// interval ends when the guard told so. For any other reason it ends where it began.
     pub fn end(self, guard: &impl HeldGuard, who: &str) -> Vec<Record> {
         let at = now();
         let (until, stale) = match guard.loss() {
             None => (at, None),
             // After a shutdown the lock is kept until its holder releases it.
             Some(LossReason::Deadline | LossReason::Shutdown) => (self.deadline.min(at), Some(at)),
-            Some(LossReason::Forgotten) => (self.told.unwrap_or(self.from), Some(at)),
+            Some(LossReason::Forgotten | LossReason::SessionLost) => {
+                (self.told.unwrap_or(self.from), Some(at))
+            }
             Some(_) => (self.from, Some(at)),
         };
         let keys = guard.keys().into_iter();

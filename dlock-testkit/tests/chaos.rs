@@ -1,7 +1,8 @@
 //! Short chaos runs, as CI has them. For longer ones:
 //! `cargo run --release -p dlock-testkit --bin dlock-chaos -- --minutes 60`, and the same
-//! with `--topology sentinel`, `cluster` and `redlock`, and with `--features
-//! postgres,mysql,sqlite` also `postgres`, `mariadb` and `sqlite`.
+//! with `--topology sentinel`, `cluster` and `redlock`; with `--features
+//! postgres,mysql,sqlite` also `postgres`, `mariadb` and `sqlite`, and with `--features
+//! zookeeper,etcd,consul` also those.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,9 +16,14 @@ use serde_json::Value;
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Runs it and returns its summary, in which there must be no violation. `None` if there
-/// is no server.
+/// is no Redis.
 fn without_a_violation(arguments: &[&str]) -> Option<Value> {
     RedisServer::start()?;
+    Some(summary_of(arguments))
+}
+
+/// The same for a server that is there.
+fn summary_of(arguments: &[&str]) -> Value {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let output = Command::new(env!("CARGO_BIN_EXE_dlock-chaos")).args(arguments).output();
     let output = output.expect("the program runs");
@@ -29,7 +35,7 @@ fn without_a_violation(arguments: &[&str]) -> Option<Value> {
     assert_eq!(summary["violations"].as_array().map(Vec::len), Some(0), "{said}");
     assert_eq!(summary["left_behind"], 0, "{said}");
     assert!(summary["checked"].as_u64() >= summary["cycles"].as_u64(), "{said}");
-    Some(summary)
+    summary
 }
 
 #[test]
@@ -80,9 +86,30 @@ fn random_faults_of_databases() {
         let short = ["--seconds", "15", "--faults-per-minute", "60", "--slack", "5000"];
         let small = ["--processes", "3", "--tasks", "4"];
         let arguments = [&["--topology", topology][..], &short, &small].concat();
-        let Some(summary) = without_a_violation(&arguments) else { return };
+        let summary = summary_of(&arguments);
         let number = |name: &str| summary[name].as_u64().unwrap_or(0);
         assert!(number("faults") >= 3 && number("cycles") >= 500, "too little: {summary}");
+    }
+}
+
+/// Members of stores of sessions fail, and sessions are ended; a busy machine is given time.
+#[test]
+#[cfg(all(feature = "consul", feature = "etcd", feature = "zookeeper"))]
+fn random_faults_of_stores_of_sessions() {
+    use dlock_testkit::consul::ConsulServer;
+    use dlock_testkit::etcd::EtcdServer;
+    use dlock_testkit::zookeeper::ZooKeeperServer;
+    let installed = [
+        ("zookeeper", ZooKeeperServer::start().is_some()),
+        ("etcd", EtcdServer::start().is_some()),
+        ("consul", ConsulServer::start().is_some()),
+    ];
+    for (topology, _) in installed.into_iter().filter(|(_, is_installed)| *is_installed) {
+        let short = ["--seconds", "15", "--faults-per-minute", "60", "--slack", "10000"];
+        let small = ["--processes", "3", "--tasks", "4"];
+        let summary = summary_of(&[&["--topology", topology][..], &short, &small].concat());
+        let number = |name: &str| summary[name].as_u64().unwrap_or(0);
+        assert!(number("faults") >= 1 && number("cycles") >= 50, "too little: {summary}");
     }
 }
 
@@ -125,6 +152,7 @@ fn faults_can_be_listed_and_chosen() {
         "PanicInHooks",
         "FlushNodes",
         "KillMajority",
+        "StopFollower",
     ] {
         assert!(list.lines().any(|line| line.starts_with(fault)), "{fault} in {list}");
     }

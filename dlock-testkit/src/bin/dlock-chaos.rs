@@ -1,7 +1,8 @@
-//! Random faults on real processes with a real Redis or database.
+//! Random faults on real processes with a real store.
 //!
 //! ```text
-//! dlock-chaos --minutes 60 [--topology single|sentinel|cluster|redlock|postgres|mariadb|sqlite]
+//! dlock-chaos --minutes 60 [--topology single|sentinel|cluster|redlock|postgres|mariadb|sqlite|
+//!             zookeeper|etcd|consul]
 //!             [--processes 8] [--tasks 16] [--seed N] [--faults Cut,KillWorker]
 //!             [--slack 500]
 //! dlock-chaos --list-faults

@@ -23,7 +23,7 @@ pub(super) fn blocking<T>(what: impl FnOnce() -> T) -> T {
 impl Faults {
     pub(super) async fn of_topology(&mut self, fault: Fault, lasts: Duration, random: &mut StdRng) {
         match &mut self.servers {
-            Servers::Single(_) | Servers::Database(_) => {}
+            Servers::Single(_) | Servers::Database(_) | Servers::Sessions(_) => {}
             Servers::Redlock(_) => self.of_quorum(fault, lasts, random).await,
             Servers::Sentinel(servers) => {
                 let place = blocking(|| servers.primary());

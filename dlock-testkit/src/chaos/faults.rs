@@ -80,7 +80,13 @@ faults! {
         FlushNodes "One or two nodes lose their data.",
         StopMajority "Three of five nodes are stopped with SIGSTOP.",
         KillMajority "Three of five nodes are killed, and start again without their data.";
-    /// What only databases know.
+    /// Faults of the members of a store of sessions.
+    MEMBERS:
+        KillLeader "The leader is killed, another one is elected, and it starts again later.",
+        StopLeader "The leader is stopped with SIGSTOP, and another one is elected.",
+        KillFollower "A member that does not lead is killed, and starts again later.",
+        StopFollower "A member that does not lead is stopped with SIGSTOP.";
+    /// What only databases know, and stores of sessions the first of it.
     DATABASE:
         EndSessions "The server ends all sessions.",
         LockRows "Somebody else's transaction locks the rows of a key.";
@@ -100,8 +106,8 @@ pub(super) struct Choice {
     worker: Vec<Fault>,
 }
 
-/// Faults of the network in front of a server and of the server, whatever it is.
-const ANY_SERVER: &[Fault] = &[
+/// Faults of the network in front of a server, and what an operator does.
+const ANY_NETWORK: &[Fault] = &[
     Fault::Cut,
     Fault::LoseReplies,
     Fault::StallReplies,
@@ -110,8 +116,6 @@ const ANY_SERVER: &[Fault] = &[
     Fault::HalfOpen,
     Fault::Silence,
     Fault::Delay,
-    Fault::PauseServer,
-    Fault::RestartServer,
     Fault::BreakLocks,
 ];
 
@@ -124,15 +128,23 @@ fn of_topology(topology: Topology) -> Vec<Fault> {
         Topology::Redlock => QUORUM.to_vec(),
         Topology::Postgres | Topology::MariaDb => DATABASE.to_vec(),
         Topology::Sqlite => Vec::new(),
+        Topology::ZooKeeper | Topology::Etcd | Topology::Consul => {
+            [MEMBERS, &[Fault::EndSessions]].concat()
+        }
     }
 }
 
 /// The faults that a topology shares with others.
-fn shared(topology: Topology) -> &'static [Fault] {
+fn shared(topology: Topology) -> Vec<Fault> {
     match topology {
-        Topology::Single | Topology::Sentinel | Topology::Cluster | Topology::Redlock => COMMON,
-        Topology::Postgres | Topology::MariaDb => ANY_SERVER,
-        Topology::Sqlite => &[Fault::BreakLocks],
+        Topology::Single | Topology::Sentinel | Topology::Cluster | Topology::Redlock => {
+            COMMON.to_vec()
+        }
+        Topology::Postgres | Topology::MariaDb => {
+            [ANY_NETWORK, &[Fault::PauseServer, Fault::RestartServer]].concat()
+        }
+        Topology::Sqlite => vec![Fault::BreakLocks],
+        Topology::ZooKeeper | Topology::Etcd | Topology::Consul => ANY_NETWORK.to_vec(),
     }
 }
 
@@ -143,7 +155,7 @@ impl Choice {
         let losses = if topology == Topology::Single { LOSSES } else { &[] };
         // Elsewhere its own faults are few, and the ones that matter.
         let times = if topology == Topology::Single { 1 } else { 2 };
-        let server = [shared(topology).to_vec(), own.repeat(times)].concat();
+        let server = [shared(topology), own.repeat(times)].concat();
         Choice { server, losses: losses.to_vec(), worker: WORKER.to_vec() }
     }
 
@@ -204,7 +216,7 @@ pub(super) fn list() {
     for topology in Topology::ALL {
         println!("--topology {}:", topology.name());
         let losses = if topology == Topology::Single { LOSSES } else { &[] };
-        print(&[shared(topology), &of_topology(topology), losses].concat());
+        print(&[&shared(topology)[..], &of_topology(topology), losses].concat());
     }
 
     fn print(faults: &[Fault]) {

@@ -77,7 +77,8 @@ impl Faults {
             Servers::Single(_) => self.proxies[worker].subscribers() > 0,
             // Each worker listens to most nodes.
             Servers::Redlock(_) => self.subscribers() > workers * (NODES / 2),
-            Servers::Database(_) => true, // it looks, if nobody tells it
+            // It looks, if nobody tells it.
+            Servers::Database(_) | Servers::Sessions(_) => true,
             // Nobody knows whose connection is whose.
             _ => self.subscribers() >= workers,
         };
@@ -92,10 +93,12 @@ impl Faults {
     async fn inject(&mut self, fault: Fault, lasts: Duration, random: &mut StdRng) {
         let before = now();
         // One worker, half of them, or all are cut off from the others.
-        let count = self.proxies.len().max(1);
+        let links = self.servers.links();
+        let count = (self.proxies.len() / links).max(1);
         let share = [1, count.div_ceil(2), count][random.random_range(0..3)];
-        let targets = self.proxies.iter().cycle().skip(random.random_range(0..count));
-        let targets: Vec<_> = targets.take(share).cloned().collect();
+        let first = random.random_range(0..count);
+        let targets = self.proxies.iter().cycle().skip(first * links);
+        let targets: Vec<_> = targets.take(share * links).cloned().collect();
         let each = |what: &dyn Fn(&Proxy)| targets.iter().for_each(|proxy| what(proxy));
         match fault {
             Fault::BreakLocks => self.break_locks(random).await,
@@ -109,10 +112,7 @@ impl Faults {
             | Fault::LoseNotices
             | Fault::DuplicateNotices => {
                 let (what, text) = match fault {
-                    Fault::LoseReplies if self.servers.all().is_empty() => {
-                        (Once::LoseReply, "COMMIT")
-                    }
-                    Fault::LoseReplies => (Once::LoseReply, "EVAL"),
+                    Fault::LoseReplies => (Once::LoseReply, self.servers.text_of_writes()),
                     Fault::DuplicateRequests => (Once::DuplicateRequest, "EVAL"),
                     Fault::LoseNotices => (Once::LosePush, ""),
                     _ => (Once::DuplicatePush, ""),
@@ -150,6 +150,10 @@ impl Faults {
             _ => match &mut self.servers {
                 Servers::Single(server) => of_server(server, &self.run, fault, lasts).await,
                 Servers::Database(database) => database.inject(fault, lasts, random).await,
+                Servers::Sessions(store) => {
+                    let times = (lasts, self.options.slack);
+                    store.inject(fault, times, &self.run, random).await;
+                }
                 _ => self.of_topology(fault, lasts, random).await,
             },
         }

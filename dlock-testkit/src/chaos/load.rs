@@ -19,8 +19,8 @@ pub(super) const KEYS: [&str; 8] = ["m0", "m1", "m2", "r0", "r1", "r2", "s0", "m
 pub(super) const SLOW_KEYS: [&str; 2] = ["slow0", "slow1"];
 /// The longest lease.
 pub(super) const TTL: Duration = Duration::from_secs(3);
-/// The lease of all keys but the slow ones.
-pub(super) const SHORT_TTL: Duration = Duration::from_secs(1);
+/// The lease of all keys but the slow ones, where each lock has its own.
+const SHORT_TTL: Duration = Duration::from_secs(1);
 /// How many of the keys are those of mutexes.
 const MUTEXES: usize = 3;
 const PERMITS: u32 = 3;
@@ -48,18 +48,34 @@ pub(super) enum Load {
     Quick,
 }
 
-/// The keys that all workers want all the time. A quorum has exclusive locks only.
+/// The keys that all workers want all the time. A quorum has exclusive locks only, and
+/// Consul no readers.
 pub(super) fn keys(topology: Topology) -> &'static [&'static str] {
-    if topology == Topology::Redlock { &KEYS[..MUTEXES] } else { &KEYS }
+    match topology {
+        Topology::Redlock => &KEYS[..MUTEXES],
+        Topology::Consul => &["m0", "m1", "m2", "s0", "many"],
+        _ => &KEYS,
+    }
 }
 
 /// What the first tasks of each worker do.
 pub(super) fn loads(topology: Topology) -> &'static [Load] {
-    if topology == Topology::Redlock {
-        &[Load::Slow]
-    } else {
-        &[Load::Slow, Load::Crowd, Load::Readers]
+    match topology {
+        Topology::Redlock => &[Load::Slow],
+        Topology::Consul => &[Load::Slow, Load::Crowd],
+        _ => &[Load::Slow, Load::Crowd, Load::Readers],
     }
+}
+
+/// The lease of all keys but the slow ones. The locks of a session have all the same.
+pub(super) fn short_ttl(topology: Topology) -> Duration {
+    if topology.has_sessions() { TTL } else { SHORT_TTL }
+}
+
+/// How long the store may keep a lock of a process that died.
+pub(super) fn expiry(topology: Topology, ttl: Duration) -> Duration {
+    // Consul ends a session after one to two ttls.
+    if topology == Topology::Consul { ttl * 2 } else { ttl }
 }
 
 /// A task of a worker.
@@ -82,7 +98,7 @@ impl Task {
                     let done = self.slow().await;
                     self.finish(done).await;
                 }
-                Load::Crowd => self.side_by_side(CROWD, Task::permits).await,
+                Load::Crowd => self.side_by_side(self.crowd(), Task::permits).await,
                 Load::Readers => self.side_by_side(READERS, Task::read_or_write).await,
                 Load::Quick => {
                     let mutex = self.mutex_of_burst();
@@ -129,9 +145,15 @@ impl Task {
         }
     }
 
+    /// How many holders of permits there are at a time. At Consul each permit is a session.
+    fn crowd(&self) -> usize {
+        if self.topology == Topology::Consul { CROWD / 5 } else { CROWD }
+    }
+
     /// Takes one permit, or many at once, of a semaphore with many holders.
     async fn permits(mut self) {
-        let count = if self.random.random_bool(0.02) { MANY_AT_ONCE } else { 1 };
+        let many = if self.topology == Topology::Consul { MANY_AT_ONCE / 10 } else { MANY_AT_ONCE };
+        let count = if self.random.random_bool(0.02) { many } else { 1 };
         let done = async {
             let lock = self.client.semaphore("many", MANY).permits(count);
             let permits = (lock.lock().await?, MANY);
@@ -179,7 +201,10 @@ impl Task {
             kind @ (ErrorKind::TimedOut
             | ErrorKind::Lost
             | ErrorKind::Unavailable
-            | ErrorKind::Unknown) => self.output.write_line(format_args!("E {kind:?}")),
+            | ErrorKind::Unknown) => {
+                let key = error.key().map_or("", |key| key.as_str());
+                self.output.write_line(format_args!("E {kind:?} {key}"));
+            }
             _ => self.output.write_line(format_args!("V {}: {error}", self.who)),
         }
     }
@@ -188,7 +213,7 @@ impl Task {
     async fn slow(&mut self) -> dlock::Result<()> {
         // Each process wants always the same one, so that both are wanted all the time.
         let key = SLOW_KEYS[self.number % SLOW_KEYS.len()];
-        let ttl = if self.random.random_bool(0.5) { SHORT_TTL } else { TTL };
+        let ttl = if self.random.random_bool(0.5) { short_ttl(self.topology) } else { TTL };
         let guard = self.client.mutex(key).ttl(ttl).lock().await?;
         let Some(mut interval) = HeldInterval::begin(&guard) else { return Ok(()) };
         self.output.write_line(format_args!("A {key} {}", self.who));
@@ -203,7 +228,8 @@ impl Task {
         let rwlock = KEYS[3 + self.random.random_range(0..2)];
         let lock = self.client.mutex(mutex);
         let what = match self.random.random_range(0..100) {
-            85..93 | 95 if self.topology == Topology::Redlock => 0, // not with a quorum
+            85..91 | 95 if !self.topology.has_readers() => 0,
+            91..93 if self.topology == Topology::Redlock => 0, // not with a quorum
             what => what,
         };
         match what {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Options;
-use super::load::{self, SHORT_TTL, SLOW_KEYS, TTL};
+use super::load::{self, SLOW_KEYS, TTL};
 use super::run::{Run, nanos};
 use crate::process::now;
 use crate::record_checker::Record;
@@ -88,8 +88,8 @@ pub(super) async fn recovered(
 ) -> Option<(u64, String)> {
     let (over, count, slack) = (now(), options.processes, options.slack);
     run.state().recovery.begin(over);
-    let short = SHORT_TTL + RECOVERY + slack;
-    let long = TTL + RECOVERY + slack;
+    let bound = |ttl| load::expiry(options.topology, ttl) + RECOVERY + slack;
+    let (short, long) = (bound(load::short_ttl(options.topology)), bound(TTL));
     let expected = |what: String, within| Expected { what, within, worked: None };
     let mut keys: Vec<_> =
         (load::keys(options.topology).iter().map(|key| expected((*key).to_owned(), short)))

@@ -1,8 +1,9 @@
 //! The servers of a chaos run, and the proxies in front of them.
 //!
-//! At one server, of Redis or of a database, each worker has a proxy of its own. With Sentinels and in a cluster the
-//! servers tell clients where to go. So each server has a proxy there, and tells its port
-//! instead of its own. Each node of a quorum has a proxy too.
+//! At one server, of Redis or of a database, each worker has a proxy of its own; at a store
+//! of sessions it has one for each member. With Sentinels and in a cluster the servers tell
+//! clients where to go. So each server has a proxy there, and tells its port instead of its
+//! own. Each node of a quorum has a proxy too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use tokio::task::JoinSet;
 use super::Options;
 use super::databases::Database;
 use super::quorum_faults::QuorumNodes;
+use super::sessions::SessionStore;
 use crate::failover_watch::{FailsOver as _, OnFailover};
 use crate::proxy::Proxy;
 use crate::redis::RedisServer;
@@ -27,10 +29,13 @@ pub(super) enum Topology {
     Postgres,
     MariaDb,
     Sqlite,
+    ZooKeeper,
+    Etcd,
+    Consul,
 }
 
 impl Topology {
-    pub(super) const ALL: [Topology; 7] = [
+    pub(super) const ALL: [Topology; 10] = [
         Topology::Single,
         Topology::Sentinel,
         Topology::Cluster,
@@ -38,7 +43,20 @@ impl Topology {
         Topology::Postgres,
         Topology::MariaDb,
         Topology::Sqlite,
+        Topology::ZooKeeper,
+        Topology::Etcd,
+        Topology::Consul,
     ];
+
+    /// Whether locks live by the session of a client.
+    pub(super) fn has_sessions(self) -> bool {
+        matches!(self, Topology::ZooKeeper | Topology::Etcd | Topology::Consul)
+    }
+
+    /// Whether there are readers and fair locks.
+    pub(super) fn has_readers(self) -> bool {
+        !matches!(self, Topology::Redlock | Topology::Consul)
+    }
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -49,6 +67,9 @@ impl Topology {
             Topology::Postgres => "postgres",
             Topology::MariaDb => "mariadb",
             Topology::Sqlite => "sqlite",
+            Topology::ZooKeeper => "zookeeper",
+            Topology::Etcd => "etcd",
+            Topology::Consul => "consul",
         }
     }
 
@@ -69,10 +90,11 @@ pub(super) enum Servers {
     Cluster(ClusterServers),
     Redlock(QuorumNodes),
     Database(Database),
+    Sessions(SessionStore),
 }
 
 impl Servers {
-    /// Starts servers and proxies; `None` if `redis-server` is not installed.
+    /// Starts servers and proxies; `None` if they are not installed.
     pub(super) fn start(options: &Options) -> Option<(Self, Vec<Arc<Proxy>>)> {
         let mut proxies = Vec::new();
         let mut public = |port: u16| {
@@ -109,6 +131,12 @@ impl Servers {
                 proxies.extend(ports.map(|port| Arc::new(Proxy::opaque(port))));
                 Servers::Database(database)
             }
+            Topology::ZooKeeper | Topology::Etcd | Topology::Consul => {
+                let store = SessionStore::start(options.topology)?;
+                let ports = store.ports().repeat(options.processes).into_iter();
+                proxies.extend(ports.map(|port| Arc::new(Proxy::opaque(port))));
+                Servers::Sessions(store)
+            }
         };
         Some((servers, proxies))
     }
@@ -125,6 +153,7 @@ impl Servers {
                 Some(proxy) => database.url_at(proxy.port()),
                 None => database.url(),
             },
+            Servers::Sessions(store) => store.url_of(worker, proxies),
             _ => self.url(),
         }
     }
@@ -137,6 +166,7 @@ impl Servers {
             Servers::Cluster(cluster) => cluster.url(),
             Servers::Redlock(quorum) => quorum.servers.url(),
             Servers::Database(database) => database.url(),
+            Servers::Sessions(store) => store.url(),
         }
     }
 
@@ -147,16 +177,33 @@ impl Servers {
             Servers::Sentinel(servers) => &servers.servers,
             Servers::Cluster(cluster) => &cluster.nodes,
             Servers::Redlock(quorum) => &quorum.servers.nodes,
-            Servers::Database(_) => &[],
+            Servers::Database(_) | Servers::Sessions(_) => &[],
+        }
+    }
+
+    /// How many proxies next to each other are the links of one worker.
+    pub(super) fn links(&self) -> usize {
+        match self {
+            Servers::Sessions(store) => store.ports().len(),
+            _ => 1,
+        }
+    }
+
+    /// What is in every request that writes.
+    pub(super) fn text_of_writes(&self) -> &'static str {
+        match self {
+            Servers::Database(_) => "COMMIT",
+            Servers::Sessions(_) => "chaos/", // the namespace
+            _ => "EVAL",
         }
     }
 
     /// Watches for failovers for as long as the tasks live.
     pub(super) fn watch(&self, on_failover: OnFailover) -> JoinSet<()> {
         match self {
-            Servers::Single(_) | Servers::Redlock(_) | Servers::Database(_) => JoinSet::new(),
             Servers::Sentinel(servers) => servers.watch(on_failover),
             Servers::Cluster(cluster) => cluster.watch(on_failover),
+            _ => JoinSet::new(),
         }
     }
 
@@ -167,13 +214,16 @@ impl Servers {
             Servers::Sentinel(servers) => servers.repair(),
             Servers::Cluster(cluster) => cluster.repair(),
             Servers::Redlock(quorum) => quorum.repair(),
+            Servers::Sessions(store) => store.repair(),
         }
     }
 
     /// What clients have left behind, when they had this long.
     pub(super) async fn left_after(&self, within: Duration) -> Vec<String> {
-        if let Servers::Database(database) = self {
-            return database.left_after(within).await;
+        match self {
+            Servers::Database(database) => return database.left_after(within).await,
+            Servers::Sessions(store) => return store.left_after(within).await,
+            _ => {}
         }
         let mut left = Vec::new();
         for server in self.all() {

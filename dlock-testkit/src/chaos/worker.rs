@@ -50,7 +50,7 @@ pub(super) async fn work(url: &str, number: usize, options: &Options) -> ExitCod
     let client = Dlock::builder()
         .url(url)
         .namespace("chaos")
-        .ttl(load::SHORT_TTL)
+        .ttl(load::short_ttl(options.topology))
         .wait(Duration::from_secs(8))
         .call_timeout(Duration::from_secs(1))
         .client_name(format!("worker-{number}"))
