@@ -8,14 +8,12 @@ use std::time::{Duration, Instant};
 use dlock::backend::redis::Redisson;
 use dlock::{Dlock, ErrorKind, LossReason, ReleaseOutcome};
 use dlock_testkit::conformance::{Suite, eventually};
-use dlock_testkit::holder::HolderProcess;
-use dlock_testkit::interop::{Held, Peer, Span, overlap};
+use dlock_testkit::interop::Peer;
+use dlock_testkit::interop::contention::{
+    Holders, Peers, exclude_each_other, overlap_without_a_common_lock,
+};
 use dlock_testkit::proxy::{Once, Proxy};
-use dlock_testkit::record_checker::{Record, RecordChecker};
 use dlock_testkit::redis::{RedisServer, client};
-
-/// How many programs of each side want the lock.
-const PROGRAMS: usize = 4;
 
 fn redisson(server: &RedisServer) -> Dlock {
     lazy(&format!("{}?layout=redisson", server.url()))
@@ -194,83 +192,18 @@ async fn what_the_layout_cannot_do_is_refused() {
     assert_eq!(blocking(|| server.cli(&["GET", "test:text"])), "hello");
 }
 
-fn seconds() -> u64 {
-    let seconds = std::env::var("DLOCK_TEST_SECONDS").ok();
-    seconds.and_then(|seconds| seconds.parse().ok()).unwrap_or(6)
-}
-
-/// How often each side must have had the lock.
-const ENOUGH: usize = 10;
-/// When it is over even if that is not so.
-const LONGEST: Duration = Duration::from_secs(120);
-
-/// Programs of both sides on locks of these names, for so long and until both had it often
-/// enough; the spans of Redisson's, and the records of ours.
-async fn together(names: [&str; 2], seconds: u64) -> Option<(Vec<Span>, Vec<Record>)> {
-    let server = RedisServer::start()?;
+/// Four processes of each side on one lock, and the negative control: on a lock each.
+#[test]
+fn redissons_lock() {
+    let Some(server) = RedisServer::start() else { return };
     let host = format!("127.0.0.1:{}", server.port());
-    let start = |_| Peer::redisson(&host, names[0], 2 * LONGEST.as_secs() + seconds);
-    let mut theirs = blocking(|| (0..PROGRAMS).map(start).collect::<Option<Vec<_>>>())?;
-    let url = format!("{}?layout=redisson", server.url());
-    let mut ours: Vec<_> = blocking(|| (0..PROGRAMS).map(|_| HolderProcess::start(&url)).collect());
-    theirs.iter_mut().for_each(Peer::go);
-    let command = format!("serve {} 2000 2", names[1]);
-    ours.iter_mut().for_each(|ours| ours.send(&command));
-    let (mut spans, mut records) = (Vec::new(), Vec::new());
-    let mut collect = |theirs: &mut [Peer], ours: &mut [HolderProcess]| {
-        for (who, theirs) in theirs.iter_mut().enumerate() {
-            spans.extend(theirs.new_spans(who));
-        }
-        for ours in ours {
-            let lines = ours.process.take_lines();
-            records.extend(lines.iter().filter_map(|line| line.parse::<Record>().ok()));
-        }
-        spans.len() > ENOUGH && records.len() > ENOUGH
+    let theirs = |name: &str| {
+        Peers::start(&[""], |_, most| Peer::redisson(&host, &format!("test:{name}"), most))
     };
-    let (began, mut enough) = (Instant::now(), false);
-    // One of each side is killed, and others are paused now and then.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    theirs[0].process.kill();
-    ours[0].process.kill();
-    while began.elapsed() < Duration::from_secs(seconds) || !enough && began.elapsed() < LONGEST {
-        theirs[1].process.pause();
-        ours[1].process.pause();
-        tokio::time::sleep(Duration::from_millis(400)).await;
-        theirs[1].process.resume();
-        ours[1].process.resume();
-        tokio::time::sleep(Duration::from_millis(600)).await;
-        enough = collect(&mut theirs, &mut ours);
-    }
-    theirs.iter_mut().for_each(|theirs| theirs.process.kill());
-    ours.iter_mut().for_each(|ours| ours.process.kill());
-    collect(&mut theirs, &mut ours);
-    Some((spans, records))
-}
-
-fn spans_of(records: &[Record]) -> Vec<Span> {
-    let spans = records.iter().map(|record| Span {
-        held: Held::Exclusive,
-        from: record.from,
-        to: record.until,
-        who: 100 + record.who.parse::<usize>().unwrap_or(0),
-    });
-    spans.collect()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redissons_lock() {
-    let names = ["test:shared", "shared"];
-    let Some((theirs, records)) = together(names, seconds()).await else { return };
-    let ours = spans_of(&records);
-    println!("{} of Redisson, {} of dlock", theirs.len(), ours.len());
-    assert!(theirs.len() > ENOUGH && ours.len() > ENOUGH, "{} and {}", theirs.len(), ours.len());
-    assert_eq!(overlap(&[theirs, ours].concat(), 1), None);
-    let mut checker = RecordChecker::default();
-    records.into_iter().for_each(|record| checker.add(record));
-    checker.sweep(u64::MAX);
-    assert_eq!(checker.violations, Vec::<String>::new(), "tokens rise");
-    // The negative control: a lock each.
-    let (theirs, records) = together(["test:theirs", "ours"], 3).await.expect("the servers");
-    let all = [theirs, spans_of(&records)].concat();
-    assert!(overlap(&all, 1).is_some(), "the check finds nothing");
+    let url = format!("{}?layout=redisson", server.url());
+    let ours = |name: &str| Holders::start(&url, 2, &["serve"], name);
+    let Some(together) = theirs("shared") else { return };
+    exclude_each_other(together, ours("shared"));
+    let Some(apart) = theirs("theirs") else { return };
+    overlap_without_a_common_lock(apart, ours("ours"));
 }

@@ -22,7 +22,7 @@ public class CuratorWorker {
         String path = arguments[2];
         CuratorFramework client = CuratorFrameworkFactory.builder()
             .connectString(arguments[0])
-            .sessionTimeoutMs(1500)
+            .sessionTimeoutMs(3000)
             .connectionTimeoutMs(4000)
             .retryPolicy(new RetryNTimes(20, 100))
             .build();

@@ -19,7 +19,7 @@ def now():
 
 def main():
     host, kind, path, seconds = sys.argv[1:]
-    client = KazooClient(hosts=host, timeout=1.5)
+    client = KazooClient(hosts=host, timeout=3)
     client.start()
     lock = {"mutex": client.Lock, "read": client.ReadLock, "write": client.WriteLock}[kind](path)
     print("ready", flush=True)

@@ -1,10 +1,11 @@
 //! Programs in other languages that hold the same locks, and a check from outside that no
 //! two of them held one at the same time.
 
+pub mod contention;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use crate::process::ChildProcess;
 use crate::servers::cache;
@@ -156,21 +157,9 @@ impl Peer {
         self.process.send_line("go");
     }
 
-    /// Tells a program that goes on until then to stop.
-    pub fn stop(&mut self) {
-        self.process.send_line("stop");
-    }
-
     /// When the program held the lock, as far as it printed that since the last call.
     pub fn new_spans(&mut self, who: usize) -> Vec<Span> {
         self.process.take_lines().iter().filter_map(|line| span(line, who)).collect()
-    }
-
-    /// Waits for the end of the program, and tells when it held the lock.
-    pub fn spans(mut self, who: usize, within: Duration) -> Vec<Span> {
-        self.process.wait_for_exit(within);
-        std::thread::sleep(Duration::from_millis(20)); // its last line may be on its way
-        self.new_spans(who)
     }
 }
 

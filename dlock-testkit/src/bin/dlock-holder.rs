@@ -10,6 +10,7 @@
 //! - `release KEY`: the tasks that hold or want the lock release it;
 //! - `cycle TTL_MS TIMES KEY..`: acquires and releases all the keys, again and again;
 //! - `serve KEY TTL_MS TASKS`: tasks that work under the lock, again and again;
+//! - `read KEY TTL_MS TASKS`: the same as readers of a read-write lock;
 //! - `permits KEY TTL_MS TASKS`: the same under one of two permits of a semaphore;
 //! - `shutdown GRACE_MS`: shuts the client down and exits;
 //! - `return`: returns from main at once, with what is held;
@@ -115,6 +116,11 @@ impl Commands {
             ["serve", key, ..] => {
                 for _ in 0..number(3).unwrap_or(1) {
                     tokio::spawn(serve(self.client.mutex(*key).ttl(millis(2))));
+                }
+            }
+            ["read", key, ..] => {
+                for _ in 0..number(3).unwrap_or(1) {
+                    tokio::spawn(serve(self.client.rwlock(*key).read().ttl(millis(2))));
                 }
             }
             ["permits", key, ..] => {
