@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use dlock::LossReason;
-use dlock::backend::{Answer, Owner, RenewOutcome, Request, SessionTerm};
+use dlock::backend::{Answer, Notice, Owner, RenewOutcome, Request, SessionTerm};
 use dlock::machine::{Bug, LeaseStatus, PlantedBug, Ticket};
 
 use super::process::{Process, at};
@@ -115,6 +115,24 @@ fn a_place_that_lives_by_the_session_is_not_prolonged_every_second() {
     process.session_queued(at(10), call);
     let due = process.next_due();
     assert!(due >= at(7_000) && due <= at(10_100), "{due:?}");
+}
+
+/// The key became free after the store had answered and before the answer was here. It is
+/// told once, so it is asked for again at once, and not ten seconds later.
+#[test]
+fn a_wake_up_that_overtakes_the_answer_counts() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, claim) = process.acquire();
+    process.notice(at(5), claim.owner, Notice::TryAgain);
+    assert!(process.calls.is_empty(), "an acquire is unanswered");
+    process.session_queued(at(10), call);
+    let due = process.next_due();
+    assert!(due <= at(11), "{due:?}");
+    let (call, again) = process.acquire();
+    assert_eq!(again.owner, claim.owner);
+    process.session_granted(at(15), call, term(10));
+    assert!(process.is_admitted(ticket));
 }
 
 #[test]

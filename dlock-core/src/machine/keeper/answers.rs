@@ -311,6 +311,9 @@ impl Keeper {
             (Notice::TryAgain, Phase::Acquiring | Phase::Queued) => {
                 if tracked.in_flight.is_none() {
                     self.send(now, id, out);
+                } else {
+                    // The answer that is under way may be older, and it is not told twice.
+                    tracked.asks_again = true;
                 }
                 None
             }

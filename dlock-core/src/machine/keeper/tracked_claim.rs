@@ -23,7 +23,8 @@ pub(super) struct TrackedClaim {
     pub(super) due: Moment,
     pub(super) failures: u8,
     /// Whether the call is made again when its answer is there, since the answer may be
-    /// older than what happened to the backend meanwhile.
+    /// older than what happened to the backend meanwhile, or than a notice that the key may
+    /// be free.
     pub(super) asks_again: bool,
     /// When a notice said that the lease is lost before its grant was known; zero if none
     /// did.
