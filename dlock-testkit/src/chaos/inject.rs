@@ -169,7 +169,7 @@ impl Faults {
     /// Breaks some of the keys, as an operator does, and waits until their delay is over.
     async fn break_locks(&self, random: &mut StdRng) {
         let delay = BREAK_DELAY + self.options.slack;
-        let operator = Dlock::builder().url(&self.servers.url()).namespace("chaos");
+        let operator = Dlock::builder().url(&self.servers.url()).namespace("chaos").ttl(TTL);
         // A person who breaks a lock waits for its row, however much it is wanted.
         let operator = operator.break_delay(delay).call_timeout(BREAK_TIMEOUT);
         let operator = operator.client_name("operator").connect().await;
