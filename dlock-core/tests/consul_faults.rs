@@ -11,22 +11,7 @@ use dlock_testkit::session_faults;
 use dlock_testkit::session_servers::SessionServer as _;
 use tokio::time::timeout;
 
-session_faults!(ConsulServer:
-    row_01_a_paused_holder_is_lost_and_its_successor_untouched,
-    row_04_an_entry_whose_answer_was_lost_is_found_again,
-    row_05_an_entry_that_nobody_wants_any_more_is_removed,
-    row_11_and_23_a_killed_process_holds_nobody_up,
-    row_12_a_blocked_executor_loses_no_lock,
-    row_18_a_session_ended_from_outside_is_told_to_all_guards,
-    row_18_a_session_that_expires_is_lost_by_its_deadline,
-    row_25_a_rolling_restart_never_has_two_holders,
-    a_waiter_survives_the_end_of_its_session,
-);
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_leader_is_killed_under_load() {
-    session_faults::the_leader_is_killed_under_load(ConsulCluster::start()).await;
-}
+session_faults!(ConsulServer, ConsulCluster);
 
 fn client(url: &str) -> Dlock {
     Dlock::builder().url(url).wait(Duration::from_secs(30)).connect_lazy().expect("a client")

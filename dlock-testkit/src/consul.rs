@@ -283,6 +283,7 @@ impl ConsulCluster {
 }
 
 impl SessionServer for ConsulServer {
+    const SCHEME: &'static str = "consul";
     const LONG_TTL: Duration = Duration::from_secs(20);
     // Consul ends a session after one to two ttls.
     const FREED_WITHIN: Duration = Duration::from_secs(14);

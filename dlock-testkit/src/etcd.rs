@@ -146,6 +146,7 @@ fn decoded(base64: &str) -> Option<String> {
 }
 
 impl SessionServer for EtcdServer {
+    const SCHEME: &'static str = "etcd";
     const LONG_TTL: Duration = Duration::from_secs(20);
     const FREED_WITHIN: Duration = Duration::from_secs(10);
     const TOLD_WITHIN: Duration = Duration::from_secs(1);
@@ -157,11 +158,6 @@ impl SessionServer for EtcdServer {
 
     fn port(&self) -> u16 {
         self.0.port
-    }
-
-    fn url_at(ports: &[u16]) -> String {
-        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        format!("etcd://{}", hosts.join(","))
     }
 
     fn end_sessions(&self) {

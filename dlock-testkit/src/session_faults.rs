@@ -19,15 +19,34 @@ use crate::session_servers::{Member, Members, SessionServer};
 /// The ttl of most sessions.
 const TTL: Duration = Duration::from_secs(2);
 
-/// Makes a test of each of these rows on one kind of server. It skips itself if the server is
-/// not installed.
+/// Makes a test of each row on one kind of server and on one kind of cluster. It skips itself
+/// if they are not installed.
 ///
 /// ```ignore
-/// dlock_testkit::session_faults!(EtcdServer: row_12_a_blocked_executor_loses_no_lock);
+/// dlock_testkit::session_faults!(EtcdServer, EtcdCluster);
 /// ```
 #[macro_export]
 macro_rules! session_faults {
-    ($server:ty: $($row:ident),* $(,)?) => {$(
+    ($server:ty, $cluster:ty) => {
+        $crate::session_faults! { rows of $server:
+            row_01_a_paused_holder_is_lost_and_its_successor_untouched
+            row_04_an_entry_whose_answer_was_lost_is_found_again
+            row_05_an_entry_that_nobody_wants_any_more_is_removed
+            row_07_a_half_open_connection_is_left
+            row_11_and_23_a_killed_process_holds_nobody_up
+            row_12_a_blocked_executor_loses_no_lock
+            row_18_a_session_ended_from_outside_is_told_to_all_guards
+            row_18_a_session_that_expires_is_lost_by_its_deadline
+            row_25_a_rolling_restart_never_has_two_holders
+            a_waiter_survives_the_end_of_its_session
+        }
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn the_leader_is_killed_under_load() {
+            $crate::session_faults::the_leader_is_killed_under_load(<$cluster>::start()).await;
+        }
+    };
+    (rows of $server:ty: $($row:ident)*) => {$(
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $row() {
             $crate::session_faults::$row::<$server>().await;
@@ -129,7 +148,7 @@ pub async fn row_07_a_half_open_connection_is_left<S: SessionServer>() {
     let Some(server) = S::start() else { return };
     let proxy = Proxy::opaque(server.port());
     // There is time for two silences before the session ends, on a busy machine too.
-    let ttl = S::LONG_TTL.min(Duration::from_secs(8));
+    let ttl = S::LONG_TTL.min(Duration::from_secs(12));
     let dlock = client::<S>(proxy.port(), ttl);
     let guard = dlock.mutex("a").lock().await.expect("the lock");
     proxy.freeze();

@@ -10,6 +10,8 @@ const ELECTION: Duration = Duration::from_secs(60);
 
 /// A server whose locks live by the sessions of its clients.
 pub trait SessionServer: Send + Sized + 'static {
+    /// The scheme of its URLs.
+    const SCHEME: &'static str;
     /// A ttl with time to spare, also on a busy machine.
     const LONG_TTL: Duration;
     /// The locks of a process that was killed are free after this time, if its session was
@@ -31,7 +33,10 @@ pub trait SessionServer: Send + Sized + 'static {
     fn port(&self) -> u16;
 
     /// The URL of servers at these loopback ports, or of proxies in front of them.
-    fn url_at(ports: &[u16]) -> String;
+    fn url_at(ports: &[u16]) -> String {
+        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        format!("{}://{}", Self::SCHEME, hosts.join(","))
+    }
 
     /// Ends all sessions that hold or wait for locks now, as an administrator may do. It
     /// returns when they are over.

@@ -107,6 +107,7 @@ impl ZooKeeperServer {
 }
 
 impl SessionServer for ZooKeeperServer {
+    const SCHEME: &'static str = "zookeeper";
     // The longest that the servers of tests accept: twenty ticks.
     const LONG_TTL: Duration = Duration::from_secs(4);
     const FREED_WITHIN: Duration = Duration::from_secs(5);
@@ -119,11 +120,6 @@ impl SessionServer for ZooKeeperServer {
 
     fn port(&self) -> u16 {
         self.0.port
-    }
-
-    fn url_at(ports: &[u16]) -> String {
-        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        format!("zookeeper://{}", hosts.join(","))
     }
 
     /// To its client this looks like an expiry.
