@@ -96,6 +96,7 @@ fn word(answer: &Answer) -> &'static str {
             Status::Restock => "restocked",
             Status::WriteOff => "written_off",
             Status::Tombstone => "refused",
+            Status::Debt => "owed",
         },
         Answer::Absent => "absent",
         Answer::SoldOut { available: 0 } => "sold_out",

@@ -6,13 +6,14 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Place, clean_audit, counts, eventually};
-use dlock_segment::{Error, LeasedDeduction};
+use common::{Place, clean_audit, counts, eventually, taken};
+use dlock_segment::{Error, LeasedDeduction, Resolved};
 
 on_all_stores!(
     all_units_are_sold_once,
     what_was_not_reported_comes_back,
     what_was_not_sold_comes_back,
+    a_late_report_without_units_is_a_debt,
 );
 
 #[cfg(all(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -84,4 +85,43 @@ async fn what_was_not_sold_comes_back(place: Place) {
     let limited = place.builder_by_buyer("other").stock(5).per_buyer(1).create().await.unwrap();
     let refused = limited.lease_units().start().await.map(drop);
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+}
+
+/// A process hangs until its lot is sold to others. It reports then what it had sold: nothing
+/// is available, and the audit says so.
+async fn a_late_report_without_units_is_a_debt(place: Place) {
+    let sale = place.sale(30, 1).await;
+    let (sold, was_sold) = tokio::sync::oneshot::channel();
+    let (resume, resumed) = tokio::sync::oneshot::channel();
+    let hangs = tokio::task::spawn_blocking({
+        let sale = sale.clone();
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.unwrap(); // nothing runs in it while nobody waits for it
+            let lease = sale.lease_units().lot(30, 30).ttl(Duration::from_millis(400));
+            let units = runtime.block_on(lease.start()).unwrap();
+            assert_eq!(units.deduct(7), LeasedDeduction::Taken);
+            sold.send(()).unwrap();
+            resumed.blocking_recv().unwrap();
+            runtime.block_on(units.stop()).unwrap()
+        }
+    });
+    was_sold.await.unwrap();
+    eventually("the lot expires", || async { counts(&sale).await == (30, 0, 0) }).await;
+    taken(sale.deduct(30).operation("all of it").send().await.unwrap());
+    clean_audit(&sale).await;
+    resume.send(()).unwrap();
+    let totals = hangs.await.unwrap();
+    assert_eq!((totals.sold, totals.late, totals.debt), (7, 0, 7), "{totals:?}");
+
+    let audit = sale.audit().await.unwrap();
+    assert_eq!((audit.owed, audit.sold, audit.is_clean()), (7, 30, false), "{audit:#?}");
+    let [debt] = &audit.disagreements[..] else { panic!("{audit:#?}") };
+    assert!(debt.what.contains("a debt: 7 leased units"), "{debt:?}");
+    let id = debt.operation.as_ref().unwrap();
+    assert!(id.starts_with("lease:"), "{id}");
+    // It is not a sale, and the counts are as they were.
+    assert_eq!(sale.resolve(id).await.unwrap(), Resolved::NotApplied);
+    assert_eq!(counts(&sale).await, (0, 0, 30));
+    assert_eq!(sale.audit().await.unwrap().owed, 7);
 }

@@ -27,6 +27,16 @@ pub struct Audit {
     pub written_off: u64,
     /// The units that are on their way from one home to another.
     pub in_transit: u64,
+    /// The units that one home received and whose sending another home has lost: they exist
+    /// twice. `initial + restocked + lost_sends` = `available + reserved + sold + written_off +
+    /// in_transit`.
+    #[serde(default)]
+    pub lost_sends: u64,
+    /// The units of leases that were sold from memory, reported too late, and not available
+    /// any more. Each of these debts is on record for the retention, and is named in
+    /// `disagreements`.
+    #[serde(default)]
+    pub owed: u64,
     /// The segments, one home after the other.
     pub segments: Vec<SegmentAudit>,
     /// The number of operation records that were read.
@@ -127,6 +137,8 @@ impl Count {
             sold: view.sold,
             written_off: view.written_off,
             in_transit: 0,
+            lost_sends: 0,
+            owed: 0,
             segments: self
                 .counts
                 .iter()
@@ -182,6 +194,14 @@ impl Count {
                 audit.wrong(Some(id), "its record cannot be read".into());
                 continue;
             };
+            if record.status == Status::Debt {
+                audit.owed += record.quantity;
+                audit.wrong(Some(id), format!(
+                    "a debt: {} leased units were sold, reported too late, and are not available any more; restock, or cancel as many orders",
+                    record.quantity
+                ));
+                continue;
+            }
             let total: u64 = record.parts.iter().map(|(_, quantity)| quantity).sum();
             let has_parts = !matches!(record.status, Status::Restock | Status::Tombstone);
             if has_parts && total != record.quantity {
@@ -293,6 +313,7 @@ impl Audit {
         self.reserved += audit.reserved;
         self.sold += audit.sold;
         self.written_off += audit.written_off;
+        self.owed += audit.owed;
         self.segments.extend(audit.segments);
         self.operations += audit.operations;
         self.exact &= audit.exact;

@@ -371,10 +371,19 @@ impl Inner {
         }
         // It expired, and its units are for sale: take as many again, past any window.
         let id: Id = format!("{}:late", lot.id).into();
-        let late = Request::Import { quantity: sold, operation: id.clone(), buyer: None };
+        let late = |or_debt| Request::Import {
+            quantity: sold,
+            operation: id.clone(),
+            buyer: None,
+            or_debt,
+        };
+        let mut answer = self.insist(sale, late(false), &id).await;
+        if matches!(answer, Some(Answer::SoldOut { .. })) {
+            answer = self.insist(sale, late(true), &id).await; // an audit names it
+        }
         let mut totals = LeaseTotals::default();
-        match self.insist(sale, late, &id).await {
-            Some(Answer::Found(_)) => totals.late = sold,
+        match answer {
+            Some(Answer::Found(Record { status: Status::Taken, .. })) => totals.late = sold,
             Some(_) => {
                 totals.debt = sold;
                 tracing::error!(

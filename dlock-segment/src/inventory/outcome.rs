@@ -68,6 +68,7 @@ impl Receipt {
             Status::Restock => (Effect::Restocked, false),
             Status::WriteOff => (Effect::WrittenOff, false),
             Status::Tombstone => (Effect::Settled, false),
+            Status::Debt => (Effect::Owed, true),
         };
         let buyer = whose.filter(|_| has_buyer).map(|buyer| buyer.to_string());
         Receipt { operation, inventory, home, effect, buyer, quantity, left, parts, epoch, at }
@@ -297,7 +298,8 @@ impl HoldState {
             | Status::Refund
             | Status::DamagedRefund
             | Status::Restock
-            | Status::WriteOff => return None,
+            | Status::WriteOff
+            | Status::Debt => return None,
         })
     }
 }
@@ -395,7 +397,8 @@ impl Resolved {
             }
             Status::Restock => Resolved::Restocked(Receipt::of(sale, Some(id), record)),
             Status::WriteOff => Resolved::WrittenOff(Receipt::of(sale, Some(id), record)),
-            Status::Tombstone => Resolved::NotApplied,
+            // The units of a debt were not there.
+            Status::Tombstone | Status::Debt => Resolved::NotApplied,
         }
     }
 }

@@ -247,7 +247,8 @@ impl Inventory {
             Correction::None => return Ok(false),
             Correction::Import => {
                 let quantity = checked_quantity("the quantity", order.quantity)?;
-                Request::Import { quantity, operation: id.clone(), buyer: hint.buyer.clone() }
+                let (operation, buyer) = (id.clone(), hint.buyer.clone());
+                Request::Import { quantity, operation, buyer, or_debt: false }
             }
             Correction::Confirm => Request::Confirm { operation: id.clone() },
             Correction::Cancel => Request::Cancel { operation: id.clone() },

@@ -28,10 +28,12 @@ pub enum Effect {
     Sent,
     /// Units came from another home of the sale.
     Received,
+    /// Units were sold from memory, reported too late, and not available any more.
+    Owed,
 }
 
 impl Effect {
-    pub(crate) const ALL: [(Effect, char); 15] = [
+    pub(crate) const ALL: [(Effect, char); 16] = [
         (Effect::Taken, 't'),
         (Effect::Reserved, 'h'),
         (Effect::Confirmed, 'c'),
@@ -47,6 +49,7 @@ impl Effect {
         (Effect::Rebalanced, 'b'),
         (Effect::Sent, 'o'),
         (Effect::Received, 'i'),
+        (Effect::Owed, 'd'),
     ];
 
     /// The name of the effect, as it is serialized.
@@ -67,6 +70,7 @@ impl Effect {
             Effect::Rebalanced => "rebalanced",
             Effect::Sent => "sent",
             Effect::Received => "received",
+            Effect::Owed => "owed",
         }
     }
 }

@@ -26,6 +26,7 @@
 //!                       reserved -- its time -> expired
 //! absent -- cancel, resolve --> tombstone: no deduct or reserve under this id any more
 //! absent -- refund, restock, write off --> refund, restock, write-off (their own ids)
+//! absent -- import or owe ---> taken, or debt: sold by the shop, and not available any more
 //! ```
 //!
 //! A *purchase* is an operation that sold units, named by its id and the time of its effect:
@@ -198,11 +199,13 @@ pub enum Request {
         operation: Id,
     },
     /// A deduction that the shop made and the inventory has lost: past pause, opening times
-    /// and limit. It replaces the record of something that sold nothing.
+    /// and limit. It replaces the record of something that sold nothing. If too few units are
+    /// available and `or_debt` is set, it is recorded as a debt.
     Import {
         quantity: u64,
         operation: Id,
         buyer: Option<Id>,
+        or_debt: bool,
     },
     /// Sends up to `quantity` available units to another home, if `after` is all that was
     /// ever sent there; else, and with a quantity of 0, it only reads.
@@ -292,6 +295,8 @@ pub enum Status {
     Restock,
     WriteOff,
     Tombstone,
+    /// Units that were sold elsewhere and were not available any more.
+    Debt,
 }
 
 /// The record of an operation.
@@ -337,7 +342,7 @@ impl Record {
     /// The units that its effect still counts for: none once it was given back.
     pub(crate) fn left(&self) -> u64 {
         match self.status {
-            Status::Cancelled | Status::Expired | Status::Tombstone => 0,
+            Status::Cancelled | Status::Expired | Status::Tombstone | Status::Debt => 0,
             _ => self.quantity - self.refunded,
         }
     }

@@ -3,7 +3,7 @@
 
 use super::{Id, Parts, Record, Status};
 
-const STATUSES: [(char, Status); 10] = [
+const STATUSES: [(char, Status); 11] = [
     ('t', Status::Taken),
     ('h', Status::Reserved),
     ('c', Status::Confirmed),
@@ -14,6 +14,7 @@ const STATUSES: [(char, Status); 10] = [
     ('s', Status::Restock),
     ('w', Status::WriteOff),
     ('q', Status::Tombstone),
+    ('d', Status::Debt),
 ];
 
 /// Encodes a record.

@@ -156,7 +156,11 @@ impl<S: Compared> Both<S> {
                 Request::Restock { quantity, operation }
             }
             13 => Request::WriteOff { quantity, operation: self.id() },
-            16 => Request::Import { quantity, operation: self.id(), buyer: self.buyer() },
+            16 => {
+                let (operation, buyer) = (self.id(), self.buyer());
+                let or_debt = self.random.random_ratio(1, 3);
+                Request::Import { quantity, operation, buyer, or_debt }
+            }
             17 => {
                 let quantity = self.random.random_range(0..4);
                 Request::ConfirmPart { operation: self.id(), quantity }

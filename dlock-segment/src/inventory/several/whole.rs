@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 
 use super::{Inventory, Several};
 use crate::error::{Error, Result};
-use crate::homes::{Routing, Seen, newest_settings, out_of_reach, whole};
+use crate::homes::{Routing, Seen, compare_homes, newest_settings, out_of_reach, whole};
 use crate::inventory::audit::{self, Audit, Disagreement};
 use crate::inventory::{JournalCursor, Stock};
 use crate::store::{Change, Counts, Durability, Entry, Snapshot, View};
@@ -172,37 +172,15 @@ impl Several {
         for (home, audit) in join_all(audits).await.into_iter().enumerate() {
             whole_audit.add(home, audit?);
         }
-        // Receivers are looked at before senders, and no counter ever falls: so what is more
-        // than was sent is a loss, and not a move that goes on.
         let latest = self.handles.iter().map(|home| home.latest.load(Ordering::SeqCst));
         let latest: Vec<u64> = latest.collect();
-        let receivers = self.all_seen().await?;
+        let receivers = self.all_seen().await?; // before the senders
         let senders = self.all_seen().await?;
-        let wrong = |what: String| Disagreement { operation: None, what };
-        for (from, sender) in senders.iter().enumerate() {
-            let now = sender.view.changes;
-            let known = receivers.iter().map(|receiver| receiver.received[from].1).max();
-            let before = known.unwrap_or(0).max(latest[from]);
-            if before > now {
-                let what = format!(
-                    "home {from} went back from change {before} to {now}: it lost what came between; reconcile() says which orders that were"
-                );
-                whole_audit.disagreements.push(wrong(what));
-            }
-            for (to, receiver) in receivers.iter().enumerate() {
-                let (sent, received) = (sender.sent[to], receiver.received[from].0);
-                if received > sent {
-                    let units = received - sent;
-                    let what = format!(
-                        "home {from} sent {sent} units to home {to}, which received {received}: home {from} lost the sending of {units} units, and has them too"
-                    );
-                    whole_audit.disagreements.push(wrong(what));
-                }
-            }
-        }
-        let received: u64 = senders.iter().map(|seen| seen.view.received).sum();
-        let sent: u64 = senders.iter().map(|seen| seen.view.sent).sum();
-        whole_audit.in_transit = sent.saturating_sub(received);
+        let between = compare_homes(&receivers, &senders, &latest);
+        whole_audit.in_transit = between.in_transit;
+        whole_audit.lost_sends = between.lost_sends;
+        let losses = between.losses.into_iter();
+        whole_audit.disagreements.extend(losses.map(|what| Disagreement { operation: None, what }));
         Ok(whole_audit)
     }
 

@@ -167,8 +167,13 @@ impl Home {
             Request::Look { operation } => {
                 self.look(now, operation).map_or(Answer::Absent, Answer::Found)
             }
-            Request::Import { quantity, operation, buyer } => {
-                self.import(now, start, *quantity, operation, buyer.as_ref())
+            Request::Import { quantity, operation, buyer, or_debt } => {
+                match self.import(now, start, *quantity, operation, buyer.as_ref()) {
+                    Answer::SoldOut { .. } if *or_debt => {
+                        self.owe(now, *quantity, operation, buyer.as_ref())
+                    }
+                    answer => answer,
+                }
             }
             Request::Send { to, quantity, after } => {
                 self.send_units(now, start, *to, *quantity, *after)

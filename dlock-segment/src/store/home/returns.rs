@@ -4,7 +4,7 @@ use super::ledger::Return;
 use super::units::Kind;
 use super::{Home, again, cut};
 use crate::planted_bug::Bug;
-use crate::store::{Answer, Effect, Id, Record, Status};
+use crate::store::{Answer, Effect, Id, Parts, Record, Status};
 
 /// A refund that is asked for. A quantity of 0 means all that are left.
 pub(super) struct Refund<'a> {
@@ -126,7 +126,7 @@ impl Home {
                 return Answer::Found(record);
             }
             Some(Record {
-                status: Status::Cancelled | Status::Expired | Status::Tombstone,
+                status: Status::Cancelled | Status::Expired | Status::Tombstone | Status::Debt,
                 ..
             })
             | None => {}
@@ -139,6 +139,24 @@ impl Home {
         self.sold_by_id += quantity;
         self.ledger.put(now, id, record.clone());
         self.add_entry(Effect::Taken, Some(id), &record);
+        Answer::Found(record)
+    }
+
+    /// Records units that were sold elsewhere and are not available any more.
+    pub(super) fn owe(&mut self, now: u64, quantity: u64, id: &Id, buyer: Option<&Id>) -> Answer {
+        if let Some(record) = self.look(now, id)
+            && record.status == Status::Debt
+        {
+            return Answer::Found(record);
+        }
+        let epoch = self.units.epoch();
+        let whose = buyer.cloned();
+        let (status, parts) = (Status::Debt, Parts::new());
+        let record =
+            Record { status, quantity, refunded: 0, epoch, parts, at: now, expires: 0, whose };
+        self.changes += 1;
+        self.ledger.put(now, id, record.clone());
+        self.add_entry(Effect::Owed, Some(id), &record);
         Answer::Found(record)
     }
 

@@ -173,8 +173,8 @@ fn fields(request: &Request) -> Fields<'_> {
         Request::WriteOff { quantity, operation } => ("w", *quantity, Some(operation), None, none),
         Request::Resolve { operation } => ("q", 0, Some(operation), None, none),
         Request::Look { operation } => ("l", 0, Some(operation), None, none),
-        Request::Import { quantity, operation, buyer } => {
-            ("n", *quantity, Some(operation), buyer.as_ref(), none)
+        Request::Import { quantity, operation, buyer, or_debt } => {
+            ("n", *quantity, Some(operation), buyer.as_ref(), Extra::Number(u64::from(*or_debt)))
         }
         Request::Send { to, quantity, after } => {
             ("o", *quantity, None, None, Extra::Pair(*to, *after))

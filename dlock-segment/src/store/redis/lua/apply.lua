@@ -269,14 +269,23 @@ function act.l(_, id)
   return it and write(it) or 'A'
 end
 
-function act.n(quantity, id, buyer)
+function act.n(quantity, id, buyer, or_debt)
   local it = find(id)
   if it and string.find('tc?', it.status, 1, true) then
     return write(it)
-  elseif it and not string.find('xeq', it.status, 1, true) then
+  elseif it and not string.find('xeqd', it.status, 1, true) then
     return 'C'
   elseif head[AVAILABLE] < quantity then
-    return shortage()
+    if or_debt ~= 1 or more_expired then
+      return shortage()
+    elseif it and it.status == 'd' then
+      return write(it)
+    end
+    add_entry('d', id, buyer, quantity, '', epoch_text)
+    return keep(id, write({
+      status = 'd', quantity = quantity, refunded = 0, epoch = epoch_text, at = now_text,
+      expires = 0, parts = '', whose = buyer,
+    }))
   end
   head[SOLD_BY_ID] = head[SOLD_BY_ID] + quantity
   return keep(id, taken('t', quantity, id, buyer, '0'))

@@ -10,7 +10,7 @@
 --          h reserve (extra: how long it lasts), c confirm, p confirm some units, x cancel, e extend (extra: until
 --          when), r refund and g refund of damaged units (whose: the refunded operation; extra:
 --          the record that it had, or an empty string), s restock, w write off, q resolve,
---          l look, n a deduction that was lost, o send to another home (extra: the home, and what was ever sent to it),
+--          l look, n a deduction that was lost (extra: 1 if it may become a debt), o send to another home (extra: the home, and what was ever sent to it),
 --          i receive (quantity: all that the home ever sent; extra: the home, and its change)
 -- Reply: 'N' if there is no such inventory ('R' if it was removed), else the view and lines:
 --   for each run: the number of deductions done, the refusal of the others, the parts;

@@ -48,7 +48,7 @@ local function look_up(ids)
 end
 
 -- Decodes a record; nil if it has another format, or would break the counts.
-local RECORD = '^([thcxergswq]) (%d+) (%d+) (%d+) (%d+) (%d+) ([%d:,]*) (%C*)$'
+local RECORD = '^([thcxergswqd]) (%d+) (%d+) (%d+) (%d+) (%d+) ([%d:,]*) (%C*)$'
 local function parse(record)
   local status, quantity, refunded, of_epoch, at, expires, parts, whose = string.match(record, RECORD)
   if not status then

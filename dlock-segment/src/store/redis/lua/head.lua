@@ -25,7 +25,7 @@
 -- A record is status, quantity, refunded, epoch, at, expires, parts and whose, separated by
 -- spaces; parts are segment:quantity, separated by commas. Statuses: t taken, h held,
 -- c confirmed, x cancelled, e expired, r refund, g refund of damaged units, s restock,
--- w write-off, q tombstone. Times are in milliseconds; what expires of a refund is the time
+-- w write-off, q tombstone, d debt. Times are in milliseconds; what expires of a refund is the time
 -- of the purchase.
 
 local LAYOUT, EPOCH, SEGMENTS, AVAILABLE, RESERVED, SOLD, INITIAL, RESTOCKED = 1, 2, 3, 4, 5, 6, 7, 8
