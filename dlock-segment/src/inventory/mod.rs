@@ -39,7 +39,7 @@ pub use self::audit::{Audit, Disagreement, SegmentAudit};
 pub(crate) use self::backing::on_driver;
 use self::backing::{Backing, read_failed, refuse_after_shutdown};
 pub use self::builder::InventoryBuilder;
-use self::checks::{checked_millis, checked_own_id, unexpected};
+use self::checks::{checked_id, checked_millis, checked_own_id, unexpected};
 pub use self::creation_id::CreationId;
 use self::doubt::Doubts;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -58,7 +58,7 @@ pub use self::outcome::{
 pub use self::reconcile::{Difference, DifferenceKind, Order, OrderState, Reconciliation};
 pub use self::request::{DeductRequest, ReserveRequest};
 pub use self::reservation::ReservationHandle;
-use self::several::Several;
+use self::several::{Hint, Several};
 pub use self::supply::{RefundRequest, RestockRequest, WriteOffRequest};
 use crate::error::{Error, Result};
 use crate::homes::Routing;
@@ -239,9 +239,33 @@ impl Inventory {
     /// # Cancel safety
     /// The operation may have been settled when this is dropped; call it again.
     pub async fn resolve(&self, operation: impl AsRef<str>) -> Result<Resolved> {
-        let id = checked_own_id("operation id", operation.as_ref())?;
+        self.resolve_with(operation.as_ref(), &Hint::default()).await
+    }
+
+    /// The same as [`resolve`](Self::resolve) for an operation of this buyer. In an inventory
+    /// that is routed by buyer it asks one home instead of all, so it also works while another
+    /// home cannot be reached, and if other buyers have used the same id.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    ///
+    /// # Cancel safety
+    /// The operation may have been settled when this is dropped; call it again.
+    pub async fn resolve_for(
+        &self,
+        operation: impl AsRef<str>,
+        buyer: impl AsRef<str>,
+    ) -> Result<Resolved> {
+        let buyer = checked_id("buyer's id", buyer.as_ref())?;
+        let is_routed = self.routing() == Some(Routing::Buyer);
+        let hint = Hint { buyer: is_routed.then_some(buyer), home: None };
+        self.resolve_with(operation.as_ref(), &hint).await
+    }
+
+    async fn resolve_with(&self, operation: &str, hint: &Hint) -> Result<Resolved> {
+        let id = checked_own_id("operation id", operation)?;
         let request = Request::Resolve { operation: id.clone() };
-        match self.send(request, Some(&id), self.deadline(None)?).await? {
+        match self.send_to(request, hint, Some(&id), self.deadline(None)?).await? {
             (snapshot, Answer::Found(record)) => {
                 Ok(Resolved::of(self.origin(&snapshot), id.to_string(), record))
             }

@@ -1,4 +1,7 @@
 //! A bare id in an inventory that is routed by buyer: its home is found by looking in all.
+//!
+//! There an operation is known by its buyer and its id, so a bare id is acted upon only if all
+//! homes have answered and one of them alone has it.
 
 use std::sync::Arc;
 
@@ -7,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{Inventory, Several};
 use crate::error::{Error, OperationId, Result};
-use crate::homes::out_of_reach;
+use crate::homes::{Routing, out_of_reach};
 use crate::store::{Answer, Id, Request, Snapshot, Status};
 
 /// What one home answered.
@@ -32,6 +35,11 @@ impl Several {
         };
         let look = Request::Look { operation };
         let looked = self.ask_all(sale, &look, of, deadline).await;
+        if self.directory.routing == Routing::Buyer
+            && let Some(error) = out_of_reach(&looked)
+        {
+            return Err(error); // it may have an operation of another buyer with this id
+        }
         let mut found = (0..).zip(&looked).filter(|(_, answered)| is_record(answered));
         match (found.next(), found.next()) {
             (Some((home, _)), None) => {
