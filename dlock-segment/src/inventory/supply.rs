@@ -169,6 +169,24 @@ impl<'a> RefundRequest<'a> {
     }
 }
 
+/// Writes the options that restocks and write-offs share.
+macro_rules! supply_request_options {
+    ($operation:literal) => {
+        #[doc = $operation]
+        pub fn operation(mut self, id: impl Into<String>) -> Self {
+            self.units.operation = Some(id.into());
+            self
+        }
+
+        /// Bounds the whole call, with everything that is sent again; twice the client's
+        /// `call_timeout` by default.
+        pub fn deadline(mut self, duration: Duration) -> Self {
+            self.units.deadline = Some(duration);
+            self
+        }
+    };
+}
+
 /// A request that adds units: [`Inventory::restock`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is added until send() is awaited"]
@@ -181,18 +199,7 @@ impl<'a> RestockRequest<'a> {
         RestockRequest { units: UnitRequest::new(inventory, quantity) }
     }
 
-    /// Sets the operation id, under which the restock happens once.
-    pub fn operation(mut self, id: impl Into<String>) -> Self {
-        self.units.operation = Some(id.into());
-        self
-    }
-
-    /// Bounds the whole call, with everything that is sent again; twice the client's
-    /// `call_timeout` by default.
-    pub fn deadline(mut self, duration: Duration) -> Self {
-        self.units.deadline = Some(duration);
-        self
-    }
+    supply_request_options!("Sets the operation id, under which the restock happens once.");
 
     /// Adds the units.
     ///
@@ -244,18 +251,9 @@ impl<'a> WriteOffRequest<'a> {
         WriteOffRequest { units: UnitRequest::new(inventory, quantity) }
     }
 
-    /// Sets the operation id, under which the write-off happens once. It is required.
-    pub fn operation(mut self, id: impl Into<String>) -> Self {
-        self.units.operation = Some(id.into());
-        self
-    }
-
-    /// Bounds the whole call, with everything that is sent again; twice the client's
-    /// `call_timeout` by default.
-    pub fn deadline(mut self, duration: Duration) -> Self {
-        self.units.deadline = Some(duration);
-        self
-    }
+    supply_request_options!(
+        "Sets the operation id, under which the write-off happens once. It is required."
+    );
 
     /// Takes the units out of stock: all of them or none. It also works while the inventory
     /// is paused or closed.
