@@ -89,12 +89,18 @@ type Line = (String, String, Value);
 #[derive(Debug, Default)]
 pub(super) struct ReceivedAnswers {
     count: u64,
+    lost: u64,
     deliveries: BTreeMap<String, u64>,
 }
 
 impl ReceivedAnswers {
     pub(super) fn count(&self) -> u64 {
         self.count
+    }
+
+    /// How many answers do not agree with the record of their id.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// The number of units that were restocked, each restock counted once.
@@ -121,16 +127,18 @@ impl ReceivedAnswers {
             if page.is_empty() {
                 return;
             }
-            super::with_records(sale, page, compare_all).await;
+            self.lost += super::with_records(sale, page, compare_all).await;
         }
     }
 }
 
-fn compare_all(id: &str, received: &Vec<(String, Value)>, resolved: &Resolved) {
-    for (word, value) in received {
-        let agrees = agrees(word, value, resolved);
-        assert!(agrees, "{id} was answered {word} {value}, but the record is {resolved:?}");
-    }
+/// The answers that do not agree with the record, in words.
+fn compare_all(id: &str, received: &Vec<(String, Value)>, resolved: &Resolved) -> Vec<String> {
+    let differ = received.iter().filter(|(word, value)| !agrees(word, value, resolved));
+    let said = |(word, value): &(String, Value)| {
+        format!("{id} was answered {word} {value}, but the record is {resolved:?}")
+    };
+    differ.map(said).collect()
 }
 
 /// Whether an answer agrees with the record. Units may have been given back since, so what

@@ -240,6 +240,39 @@ impl ClusterServers {
         primary
     }
 
+    /// Kills the primary at this place with SIGKILL, waits until its replica has taken over,
+    /// and puts everything right.
+    ///
+    /// # Panics
+    /// If it has no replica, or there is no failover.
+    pub fn kill_and_fail_over(&mut self, primary: usize) {
+        let replica = self.replica_of(primary).expect("a replica");
+        self.nodes[primary].kill();
+        wait_until("the replica is a primary", || super::is_primary(&self.nodes[replica]));
+        self.repair();
+    }
+
+    /// Kills the primary at this place with SIGKILL and restarts it. Its replica, if it has
+    /// one, does not take over.
+    ///
+    /// # Panics
+    /// If it does not come back.
+    pub fn kill_and_restart(&mut self, primary: usize) {
+        let replica = self.replica_of(primary);
+        self.may_take_over(replica, false);
+        self.nodes[primary].restart();
+        self.settle();
+        self.may_take_over(replica, true);
+    }
+
+    fn may_take_over(&self, replica: Option<usize>, may: bool) {
+        if let Some(replica) = replica {
+            let is_forbidden = if may { "no" } else { "yes" };
+            let set = ["CONFIG", "SET", "cluster-replica-no-failover", is_forbidden];
+            assert_eq!(self.nodes[replica].cli(&set), "OK");
+        }
+    }
+
     /// Begins to move a slot from the node that serves it to another primary, and stops
     /// half-way: keys that exist are still served by the old one, others by the new one.
     ///
