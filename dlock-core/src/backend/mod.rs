@@ -18,6 +18,8 @@ use crate::key::Key;
 mod capabilities;
 #[cfg(feature = "consul")]
 pub mod consul;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod current_session;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod memory;

@@ -16,11 +16,10 @@
 //! is applied already, or never.
 
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
-use parking_lot::RwLock;
 use tokio::sync::{Notify, watch};
 
 use super::claims::Claims;
@@ -28,9 +27,10 @@ use super::connection::Connections;
 use super::errors::CallError;
 use super::layout::Root;
 use super::queues::{self, Queues};
+use crate::backend::current_session::CurrentSession;
 use crate::backend::{Listener, SessionTerm};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Operation, Result};
 
 /// The lease is kept alive so often in its ttl, if nobody asks for more.
 const KEEP_ALIVES: u32 = 5;
@@ -273,20 +273,16 @@ pub(super) struct Sessions {
     pub(super) connections: Arc<Connections>,
     root: Root,
     ttl: Duration,
-    listener: OnceLock<Weak<dyn Listener>>,
-    current: Arc<RwLock<Option<Arc<Session>>>>,
-    /// Who has it makes a session.
-    opening: Arc<tokio::sync::Mutex<()>>,
+    current: CurrentSession<Session>,
 }
 
 impl Sessions {
     pub(super) fn new(connections: Arc<Connections>, root: Root, ttl: Duration) -> Self {
-        let (current, opening) = (Arc::default(), Arc::default());
-        Sessions { connections, root, ttl, listener: OnceLock::new(), current, opening }
+        Sessions { connections, root, ttl, current: CurrentSession::new() }
     }
 
     pub(super) fn listen(&self, listener: Weak<dyn Listener>) {
-        let _ = self.listener.set(listener);
+        self.current.listen(listener);
     }
 
     pub(super) fn ttl(&self) -> Duration {
@@ -295,52 +291,26 @@ impl Sessions {
 
     /// The session, if there is one that lives.
     pub(super) fn current(&self) -> Option<Arc<Session>> {
-        self.current.read().clone().filter(|session| !session.is_over())
+        self.current.last().filter(|session| !session.is_over())
     }
 
     /// The session; a new one if there is none.
-    ///
-    /// A session is made by a task of its own: who waits for it may give up, and the next
-    /// call need not begin anew.
     pub(super) async fn get(&self, operation: Operation) -> Result<Arc<Session>> {
-        if let Some(session) = self.current() {
-            return Ok(session);
-        }
-        let making = self.opening.clone().lock_owned().await;
-        if let Some(session) = self.current() {
-            return Ok(session);
-        }
-        let listener = self.listener.get().cloned();
-        let listener = listener.unwrap_or_else(|| Weak::<NoListener>::new());
-        let (connections, root, ttl) = (self.connections.clone(), self.root.clone(), self.ttl);
-        let current = self.current.clone();
-        let opened = tokio::spawn(async move {
-            let opened = Session::open(connections, &root, ttl, listener).await;
-            if let Ok(session) = &opened {
-                *current.write() = Some(session.clone());
+        let open = move || {
+            let (connections, root, ttl) = (self.connections.clone(), self.root.clone(), self.ttl);
+            let listener = self.current.listener();
+            async move {
+                let opened = Session::open(connections, &root, ttl, listener).await;
+                opened.map_err(|error| error.read(operation))
             }
-            drop(making);
-            opened
-        });
-        let ended = |_| {
-            Error::new(ErrorKind::Unavailable, operation)
-                .saying("the driver ended before etcd answered")
         };
-        opened.await.map_err(ended)?.map_err(|error| error.read(operation))
+        self.current.get_or_open(operation, || self.current(), open).await
     }
 
     pub(super) async fn close(&self) {
-        let session = self.current.write().take();
-        if let Some(session) = session {
+        if let Some(session) = self.current.take() {
             session.close().await;
         }
         self.connections.close();
     }
-}
-
-/// Hears nothing, before the backend was opened.
-struct NoListener;
-
-impl Listener for NoListener {
-    fn notice(&self, _: &crate::Key, _: crate::claim::Owner, _: crate::claim::Notice) {}
 }

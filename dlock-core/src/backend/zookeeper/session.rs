@@ -16,14 +16,15 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use zookeeper_client::{Client, Error as ZkError, SessionState};
 
 use super::claims::Claims;
 use super::errors;
+use crate::backend::current_session::CurrentSession;
 use crate::backend::{Listener, SessionTerm};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -201,24 +202,20 @@ async fn watch_state(
 /// The sessions of a client, one at a time.
 pub(super) struct Sessions {
     address: Address,
-    listener: OnceLock<Weak<dyn Listener>>,
-    current: Arc<RwLock<Option<Arc<Session>>>>,
-    /// Who has it makes a session.
-    opening: Arc<tokio::sync::Mutex<()>>,
+    current: CurrentSession<Session>,
 }
 
 impl Sessions {
     pub(super) fn new(address: Address) -> Self {
-        let current = Arc::default();
-        Sessions { address, listener: OnceLock::new(), current, opening: Arc::default() }
+        Sessions { address, current: CurrentSession::new() }
     }
 
     pub(super) fn listen(&self, listener: Weak<dyn Listener>) {
-        let _ = self.listener.set(listener);
+        self.current.listen(listener);
     }
 
     pub(super) fn listener(&self) -> Weak<dyn Listener> {
-        self.listener.get().cloned().unwrap_or_else(|| Weak::<NoListener>::new())
+        self.current.listener()
     }
 
     pub(super) fn ttl(&self) -> Duration {
@@ -228,7 +225,7 @@ impl Sessions {
     /// The session, if there is one that lives. The end of one is told before there is
     /// another.
     pub(super) fn current(&self) -> Option<Arc<Session>> {
-        let session = self.current.read().clone()?;
+        let session = self.current.last()?;
         if session.has_ended()
             && let Some(listener) = self.listener().upgrade()
         {
@@ -238,45 +235,14 @@ impl Sessions {
     }
 
     /// The session; a new one if there is none.
-    ///
-    /// A session is made by a task of its own: who waits for it may give up, and the next
-    /// call need not begin anew.
     pub(super) async fn get(&self, operation: Operation) -> Result<Arc<Session>> {
-        if let Some(session) = self.current() {
-            return Ok(session);
-        }
-        let making = self.opening.clone().lock_owned().await;
-        if let Some(session) = self.current() {
-            return Ok(session);
-        }
-        let (address, listener) = (self.address.clone(), self.listener());
-        let current = self.current.clone();
-        let opened = tokio::spawn(async move {
-            let opened = Session::open(address, listener).await;
-            if let Ok(session) = &opened {
-                *current.write() = Some(session.clone());
-            }
-            drop(making);
-            opened
-        });
-        let ended = |_| {
-            Error::new(ErrorKind::Unavailable, operation)
-                .saying("the driver ended before ZooKeeper answered")
-        };
-        opened.await.map_err(ended)?.map_err(|error| error.during(operation))
+        let open = || Session::open(self.address.clone(), self.listener());
+        self.current.get_or_open(operation, || self.current(), open).await
     }
 
     pub(super) async fn close(&self) {
-        let session = self.current.write().take();
-        if let Some(session) = session {
+        if let Some(session) = self.current.take() {
             session.close().await;
         }
     }
-}
-
-/// Hears nothing, before the backend was opened.
-struct NoListener;
-
-impl Listener for NoListener {
-    fn notice(&self, _: &crate::Key, _: crate::claim::Owner, _: crate::claim::Notice) {}
 }
