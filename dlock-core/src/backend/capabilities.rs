@@ -4,6 +4,11 @@ use std::time::Duration;
 
 use crate::config::{MAX_TTL, MIN_TTL};
 
+/// With the time below: a hot lock is handed over often enough to hide the network,
+/// and other processes wait some milliseconds at most.
+const MAX_HANDOVERS: u32 = 64;
+const MAX_HANDOVER_TIME: Duration = Duration::from_millis(5);
+
 /// What a backend can do. What it cannot is answered with `Unsupported`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -32,6 +37,10 @@ pub struct Capabilities {
     pub combines: usize,
     /// The ttl that locks can have.
     pub ttl: TtlSupport,
+    /// The default of [`max_handovers`](crate::Config::max_handovers).
+    pub max_handovers: u32,
+    /// The default of [`max_handover_time`](crate::Config::max_handover_time).
+    pub max_handover_time: Duration,
 }
 
 /// The ttl that the locks of a store can have. Nobody gets a shorter one than was asked
@@ -110,6 +119,8 @@ impl Capabilities {
             remote: true,
             combines: 1,
             ttl: TtlSupport::ANY,
+            max_handovers: MAX_HANDOVERS,
+            max_handover_time: MAX_HANDOVER_TIME,
         }
     }
 }

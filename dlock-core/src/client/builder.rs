@@ -332,7 +332,7 @@ impl DlockBuilder {
         let core = Core::start(
             backend,
             holder.client,
-            config.limits(),
+            config.limits(&capabilities),
             config.call_timeout,
             observer,
             self.planted,

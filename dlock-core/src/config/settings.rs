@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Config, ConsulConfig, Eviction, Policy, SentinelConfig, SslMode, redacted};
+use crate::backend::Capabilities;
+#[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
+use crate::error::{ErrorKind, Operation};
 use crate::machine::{HandoverLimits, Limits};
 
 const DEFAULT_NAMESPACE: &str = "default";
@@ -15,13 +18,9 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 /// Well below a third of the default ttl, after which a lease is renewed.
 const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(2);
-/// With the time below: a hot lock is handed over often enough to hide the network,
-/// and other processes wait some milliseconds at most.
-const DEFAULT_MAX_HANDOVERS: u32 = 64;
-const DEFAULT_MAX_HANDOVER_TIME: Duration = Duration::from_millis(5);
-/// A lease is extended after a quarter of its hand-overs, so that the answer is there
-/// before they are used up.
-const EXTENDED_AFTER: u32 = DEFAULT_MAX_HANDOVERS / 4;
+/// A lease is extended after a quarter of its hand-overs (64, unless the client says
+/// otherwise), so that the answer is there before they are used up.
+const EXTENDED_AFTER: u32 = 16;
 /// A notice takes some milliseconds; this leaves room for a slow network.
 const DEFAULT_BREAK_DELAY: Duration = Duration::from_millis(500);
 /// How long `try_lock` waits for the backend's answer at most.
@@ -38,8 +37,9 @@ pub(crate) struct Settings {
     /// `None` is without limit.
     pub(crate) wait: Option<Duration>,
     pub(crate) call_timeout: Duration,
-    pub(crate) max_handovers: u32,
-    pub(crate) max_handover_time: Duration,
+    /// `None` is what the backend says.
+    pub(crate) max_handovers: Option<u32>,
+    pub(crate) max_handover_time: Option<Duration>,
     pub(crate) break_delay: Duration,
     pub(crate) max_waiters: usize,
     pub(crate) client_name: Option<String>,
@@ -76,8 +76,8 @@ impl From<Config> for Settings {
             ttl: said.ttl.unwrap_or(DEFAULT_TTL),
             wait: said.wait.unwrap_or(Some(DEFAULT_WAIT)),
             call_timeout: said.call_timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
-            max_handovers: said.max_handovers.unwrap_or(DEFAULT_MAX_HANDOVERS),
-            max_handover_time: said.max_handover_time.unwrap_or(DEFAULT_MAX_HANDOVER_TIME),
+            max_handovers: said.max_handovers,
+            max_handover_time: said.max_handover_time,
             break_delay: said.break_delay.unwrap_or(DEFAULT_BREAK_DELAY),
             max_waiters: said.max_waiters.unwrap_or(DEFAULT_MAX_WAITERS),
             client_name: said.client_name,
@@ -117,21 +117,36 @@ impl Settings {
         Ok((settings, url))
     }
 
+    /// Refuses the files of TLS for a URL without TLS, with this advice.
+    #[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
+    pub(crate) fn refuse_tls_files(&self, advice: &str) -> crate::error::Result<()> {
+        if self.tls_ca.is_none() && self.tls_cert.is_none() && self.tls_key.is_none() {
+            return Ok(());
+        }
+        let error = crate::Error::new(ErrorKind::Config, Operation::Configure);
+        Err(error.saying(format!("`tls_ca`, `tls_cert` and `tls_key` need TLS; {advice}")))
+    }
+
     /// The policy of this name; one that changes nothing if it is not configured.
     pub(crate) fn policy(&self, name: &str) -> Policy {
         self.policies.get(name).copied().unwrap_or_default()
     }
 
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self, backend: &Capabilities) -> Limits {
         Limits {
             handover: HandoverLimits {
-                count: self.max_handovers,
-                time: self.max_handover_time,
+                count: self.max_handovers.unwrap_or(backend.max_handovers),
+                time: self.max_handover_time.unwrap_or(backend.max_handover_time),
                 extend_after: EXTENDED_AFTER,
             },
             waiters: self.max_waiters,
-            attempt: self.call_timeout.min(MAX_ATTEMPT),
+            attempt: self.attempt(),
         }
+    }
+
+    /// How long `try_lock` waits for the backend's answer at most.
+    pub(crate) fn attempt(&self) -> Duration {
+        self.call_timeout.min(MAX_ATTEMPT)
     }
 
     /// The address for logs: without user, password and query.

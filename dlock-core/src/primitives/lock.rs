@@ -258,7 +258,7 @@ impl<G: LockGuard> Lock<G> {
     fn refused(&self, key: &Key, refusal: Refusal, wait: Wait) -> Result<Result<G, Error>> {
         let error = |kind| Error::new(kind, Operation::Acquire).on(key);
         let waited = match wait {
-            Wait::Try => self.handle.config.limits().attempt,
+            Wait::Try => self.handle.config.attempt(),
             _ => self.options.wait.unwrap_or_default(),
         };
         match refusal {

@@ -56,6 +56,12 @@ const LOCK_DELAY: Duration = Duration::from_secs(15);
 const LOCK_DELAY_MAX: Duration = Duration::from_secs(60);
 /// How many calls share a transaction, which has 128 operations at most; a call has three.
 const COMBINED: usize = 40;
+/// With the time below: Consul does not say whether somebody waits, so a client that gives a
+/// hot lock up leaves it alone for a while ([`calls::YIELD`]). It is handed over for longer
+/// before that than at a store with a queue, and others are still let in many times a second.
+/// A grant has 1024 tokens.
+const MAX_HANDOVERS: u32 = 1000;
+const MAX_HANDOVER_TIME: Duration = Duration::from_millis(20);
 
 /// A store of locks in Consul, seen by one client.
 pub struct Consul {
@@ -103,12 +109,8 @@ impl Consul {
 
     pub(crate) fn configured(config: &Settings, url: &Url) -> Result<Self> {
         let tls = url.scheme() == "consuls";
-        if !tls
-            && (config.tls_ca.is_some() || config.tls_cert.is_some() || config.tls_key.is_some())
-        {
-            return Err(fault(
-                "`tls_ca`, `tls_cert` and `tls_key` need TLS; write consuls:// instead of consul://",
-            ));
+        if !tls {
+            config.refuse_tls_files("write consuls:// instead of consul://")?;
         }
         if !matches!(url.path(), "" | "/") || !url.username().is_empty() {
             return Err(fault(
@@ -366,6 +368,8 @@ impl Backend for Consul {
             waiters: false,
             combines: COMBINED,
             ttl: TtlSupport::PerSession { ttl: self.shared.ttl },
+            max_handovers: MAX_HANDOVERS,
+            max_handover_time: MAX_HANDOVER_TIME,
             ..Capabilities::all(NAME)
         }
     }

@@ -70,6 +70,7 @@ impl ZooKeeper {
     }
 
     pub(crate) fn configured(settings: &Settings, url: &Url) -> Result<Self> {
+        settings.refuse_tls_files("zookeeper:// has none, so remove them (docs/zookeeper.md)")?;
         let text = settings.url.as_deref().unwrap_or_default();
         let hosts = parse_url(text)?.hosts;
         let server = |(host, port): &(String, u16)| match host.contains(':') {
