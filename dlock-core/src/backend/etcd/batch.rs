@@ -206,17 +206,13 @@ impl Inner {
         let entry = layout::entry(&prefix, session.lease, claim.owner);
         let known = session.claims.get(claim.owner);
         let kind = match request {
-            Request::Release(..) => {
-                match known {
-                    None => {
-                        return Outcome::Answered(released(&claim, request, Ok(false)));
-                    }
-                    Some(known)
-                        if known.is_doubtful() || session.claims.is_leaving(claim.owner) =>
-                    {
-                        return Outcome::Answered(remove(session, &claim, request).await);
-                    }
-                    Some(_) => {}
+            Request::Release(_, how) => {
+                let Some(known) = known else {
+                    return Outcome::Answered(released(&claim, Ok(false)));
+                };
+                let is_leaving = session.claims.is_leaving(claim.owner);
+                if known.is_doubtful() || is_leaving || *how != Release::Now {
+                    return Outcome::Answered(remove(session, &claim, *how).await);
                 }
                 Kind::Release
             }
@@ -312,8 +308,7 @@ impl Inner {
         if kind == Kind::Release {
             session.claims.forget(claim.owner);
             session.queues.leave(&prefix, claim.owner);
-            let request = Request::Release(claim.clone(), Release::Now);
-            return Outcome::Answered(released(&claim, &request, Ok(was_there(answer))));
+            return Outcome::Answered(released(&claim, Ok(was_there(answer))));
         }
         if let Some(old) = claim.instead_of {
             session.claims.forget(old);
@@ -341,7 +336,7 @@ impl Inner {
         let outcome = if claim.queue {
             AcquireOutcome::SessionQueued { holder: first(&found) }
         } else {
-            let _ = session.remove(claim.owner, PATIENCE).await;
+            let _ = session.remove(claim.owner, Release::Now, PATIENCE).await;
             AcquireOutcome::Busy { holder: first(&found) }
         };
         Outcome::Answered(Answer::Acquire(Ok(outcome)))
@@ -374,10 +369,7 @@ async fn failed(
             None => CallError::Lost(None),
         };
         let answer = match step.kind {
-            Kind::Release => {
-                let request = Request::Release(step.claim.clone(), Release::Now);
-                remove(session, &step.claim, &request).await
-            }
+            Kind::Release => remove(session, &step.claim, Release::Now).await,
             _ => step.failed(error),
         };
         outcomes.push((step.at, Outcome::Answered(answer)));
@@ -386,26 +378,17 @@ async fn failed(
 }
 
 /// Removes what the owner of a claim has, for as long as that takes.
-async fn remove(session: &Arc<Session>, claim: &Claim, request: &Request) -> Answer {
-    let removed = session.remove(claim.owner, PATIENCE).await;
-    released(claim, request, removed.unwrap_or(Err(CallError::Lost(None))))
+async fn remove(session: &Arc<Session>, claim: &Claim, how: Release) -> Answer {
+    let removed = session.remove(claim.owner, how, PATIENCE).await;
+    released(claim, removed.unwrap_or(Err(CallError::Lost(None))))
 }
 
-fn released(claim: &Claim, request: &Request, removed: Result<bool, CallError>) -> Answer {
-    let outcome = match removed {
+fn released(claim: &Claim, removed: Result<bool, CallError>) -> Answer {
+    Answer::Release(match removed {
         Ok(true) => Ok(ReleaseOutcome::Released),
         Ok(false) | Err(CallError::SessionOver) => Ok(ReleaseOutcome::AlreadyLost),
         Err(error) => Err(error.written(Operation::Release, &claim.key)),
-    };
-    if let (Ok(_), Request::Release(_, Release::After(_))) = (&outcome, request) {
-        // The entry is gone, as it would be if the process ended.
-        return Answer::Release(Err(Error::new(ErrorKind::Unsupported, Operation::Release)
-            .on(&claim.key)
-            .saying(
-                "etcd:// cannot keep a key taken after a release; the lock was released at once",
-            )));
-    }
-    Answer::Release(outcome)
+    })
 }
 
 /// The entries of a key in their order, with what they are.

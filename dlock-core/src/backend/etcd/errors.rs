@@ -40,6 +40,12 @@ fn code(error: &EtcdError) -> Option<i32> {
     }
 }
 
+/// Whether etcd refused the user, or that there is none. It says so as of any bad argument.
+fn is_refused_user(error: &EtcdError) -> bool {
+    let EtcdError::GRpcStatus(status) = error else { return false };
+    ["authentication failed", "user name is empty"].iter().any(|it| status.message().contains(it))
+}
+
 impl CallError {
     pub(super) fn of(error: EtcdError) -> Self {
         match &error {
@@ -107,6 +113,10 @@ impl CallError {
                         "etcd refused: the user of the URL lacks the right to read and write the keys below the path of the URL",
                     ),
                     Some(16) => (ErrorKind::Denied, "etcd refused the user of the URL"),
+                    _ if is_refused_user(&source) => (
+                        ErrorKind::Denied,
+                        "etcd refused the user and password of the URL, or needs them",
+                    ),
                     Some(3) => (ErrorKind::Config, "etcd does not accept the request"),
                     Some(9) => (
                         ErrorKind::Denied,

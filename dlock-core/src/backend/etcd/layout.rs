@@ -84,7 +84,12 @@ impl Root {
         let (name, last) = entry.strip_prefix(&self.0)?.rsplit_once('/')?;
         let (hex, owner) = last.split_once('-').map_or((last, None), |(hex, o)| (hex, Some(o)));
         let is_owner = |owner: &str| owner.len() == 32 && owner.bytes().all(is_hex);
-        if lease == 0 || hex != format!("{lease:x}") || !owner.is_none_or(is_owner) {
+        // An entry of dlock has another lease while it is kept after its release.
+        let is_named = match owner {
+            Some(owner) => is_owner(owner) && !hex.is_empty() && hex.bytes().all(is_hex),
+            None => hex == format!("{lease:x}"),
+        };
+        if lease == 0 || !is_named {
             return None;
         }
         if name == OWN || name.starts_with(&format!("{OWN}/")) {
@@ -190,7 +195,8 @@ mod tests {
         assert_eq!(owner_of("orders/7/694d1234"), None);
         assert_eq!(root.key_of(&name, 0x694d_1234), Some(key.clone()));
         assert_eq!(root.key_of("orders/7/694d1234", 0x694d_1234), Some(key.clone()));
-        assert_eq!(root.key_of(&name, 0x694d), None, "it is of another lease");
+        assert_eq!(root.key_of(&name, 0x694d), Some(key.clone()), "it is kept after its release");
+        assert_eq!(root.key_of("orders/7/694d1234", 0x694d), None, "it is of another lease");
         assert_eq!(root.key_of(&root.session(5), 5), None);
         let root = Root::new("/shop/", "eu");
         let permits = root.prefix(&key, Mode::Permits { count: 1, of: 2 }).unwrap();

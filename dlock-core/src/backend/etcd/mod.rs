@@ -88,8 +88,9 @@ impl Etcd {
         if let Some((user, password)) = settings.credentials(url)? {
             options = options.with_user(user, password);
         }
-        if is_tls {
-            options = options.with_tls(tls(settings)?);
+        match is_tls {
+            true => options = options.with_tls(tls(settings)?),
+            false => settings.refuse_tls_files("write etcds:// instead of etcd://")?,
         }
         let root = Root::new(url.path(), &settings.namespace);
         let connections = Connections::new(Address { members, is_tls, options });
@@ -112,10 +113,12 @@ fn tls(settings: &Settings) -> Result<TlsOptions> {
         Some(ca) => tls.ca_certificate(Certificate::from_pem(read(ca)?)),
         None => tls.with_native_roots(),
     };
-    if let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) {
-        tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+    match (&settings.tls_cert, &settings.tls_key) {
+        (Some(cert), Some(key)) => Ok(tls.identity(Identity::from_pem(read(cert)?, read(key)?))),
+        (None, None) => Ok(tls),
+        _ => Err(Error::new(ErrorKind::Config, Operation::Configure)
+            .saying("`tls_cert` and `tls_key` belong together; set both or neither")),
     }
-    Ok(tls)
 }
 
 impl std::fmt::Debug for Etcd {
@@ -127,7 +130,6 @@ impl std::fmt::Debug for Etcd {
 impl Backend for Etcd {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            release_after: false,
             combines: COMBINES,
             ttl: TtlSupport::PerSession { ttl: self.0.sessions.ttl() },
             ..Capabilities::all("etcd")

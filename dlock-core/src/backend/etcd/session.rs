@@ -69,10 +69,8 @@ impl Session {
     ) -> Result<Arc<Self>, CallError> {
         let connection = connections.get().await?;
         let sent = Moment::now();
-        let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
-        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
         let mut leases = connection.client().lease_client();
-        let granted = connection.call(leases.grant(seconds, None)).await?;
+        let granted = connection.call(leases.grant(whole_seconds(ttl), None)).await?;
         let lease = granted.id();
         let (key, options) = (root.session(lease), PutOptions::new().with_lease(lease));
         connection.call(connection.kv().put(key.as_str(), "", Some(options))).await?;
@@ -213,6 +211,12 @@ impl Session {
             let _ = connection.call(leases.revoke(self.lease)).await;
         }
     }
+}
+
+/// The ttl of a lease that lasts for this time at least.
+pub(super) fn whole_seconds(time: Duration) -> i64 {
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
 /// Keeps the lease alive for as long as the session is not over.
