@@ -142,11 +142,11 @@ impl SessionServer for ZooKeeperServer {
 
     /// Only the leader knows all sessions.
     fn left(&self) -> Vec<String> {
-        let told = ["zk_global_sessions", "zk_ephemerals_count"].map(|name| {
-            let count = self.told(name);
-            (count != Some(0)).then(|| format!("{name}: {count:?}"))
-        });
-        told.into_iter().flatten().collect()
+        let is_left = |name: &&str| self.told(name) != Some(0);
+        match ["zk_global_sessions", "zk_ephemerals_count"].iter().any(is_left) {
+            true => self.command("dump").lines().map(str::to_owned).collect(),
+            false => Vec::new(),
+        }
     }
 }
 
@@ -163,8 +163,9 @@ impl Member for ZooKeeperServer {
         self.command("srvr").contains("Mode: ")
     }
 
+    /// A leader that was stopped takes itself for one until it hears that nobody follows it.
     fn leads(&self) -> bool {
-        self.command("srvr").contains("Mode: leader")
+        self.told("zk_synced_followers").is_some_and(|followers| followers > 0)
     }
 }
 

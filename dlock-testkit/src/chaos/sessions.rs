@@ -23,7 +23,9 @@ use crate::session_servers::{Member, Members};
 use crate::zookeeper::ZooKeeperEnsemble;
 
 /// Empty parents are removed at once, and not each minute: their sequence numbers start again.
-const REMOVE_PARENTS: &str = "-Dznode.container.checkIntervalMs=500";
+/// So are those that never had a child, which ZooKeeper keeps unless it is told.
+const REMOVE_PARENTS: [&str; 2] =
+    ["-Dznode.container.checkIntervalMs=500", "-Dznode.container.maxNeverUsedIntervalMs=5000"];
 /// All guards of a session that was ended from outside know it after this time.
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
 
@@ -50,7 +52,7 @@ impl SessionStore {
     pub(super) fn start(topology: Topology) -> Option<Self> {
         Some(match topology {
             Topology::ZooKeeper => {
-                SessionStore::ZooKeeper(ZooKeeperEnsemble::start_with(&[REMOVE_PARENTS])?)
+                SessionStore::ZooKeeper(ZooKeeperEnsemble::start_with(&REMOVE_PARENTS)?)
             }
             Topology::Etcd => SessionStore::Etcd(EtcdCluster::start()?),
             _ => SessionStore::Consul(ConsulCluster::start()?),
