@@ -37,7 +37,6 @@ mod server_check;
 mod socket;
 
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
 
 use redis::Value;
 use url::Url;
@@ -46,7 +45,7 @@ use self::address::Address;
 use self::answers::{AnswerReader, one_each};
 use self::cluster::{Cluster, ShardNotices};
 use self::codec::Names;
-use self::connection::{Link, Submitted, Then};
+use self::connection::Link;
 pub use self::connector::Credentials;
 use self::connector::{Connector, Endpoint};
 pub(crate) use self::connector::{Given, Provider, TlsFiles};
@@ -330,7 +329,6 @@ impl Backend for Redis {
             return Err(batch); // replicas are waited for
         }
         let requests = batch.requests();
-        let Some(first) = requests.first() else { return Err(batch) };
         if has_acquire(requests) && !self.notices.is_listening() {
             return Err(batch); // it is waited for, a little
         }
@@ -344,18 +342,10 @@ impl Backend for Redis {
             }
         };
         let Some(live) = link.plain() else { return Err(batch) };
-        let (run, operation) = (self.said(requests), first.operation());
-        let until = Instant::now() + batch.time_left();
-        let reader = self.reader.clone();
-        let done = Box::new(move |Submitted { link, live, answer, .. }: Submitted| {
-            let requests = batch.requests();
-            let answers = answer.map(|answer| {
-                let answer = answer.and_then(|it| link.checked(&live, operation, it));
-                reader.read(requests, answer.and_then(|answer| one_each(requests, answer)))
-            });
-            batch.complete(answers.unwrap_or_default());
+        let (run, reader) = (self.said(requests), self.reader.clone());
+        link.submit_batch(live, run, batch, move |requests, answer| {
+            reader.read(requests, answer.and_then(|answer| one_each(requests, answer)))
         });
-        link.submit(live, run, Then { operation, until, done });
         Ok(())
     }
 
@@ -394,6 +384,19 @@ impl Backend for Redis {
 
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         Some(self)
+    }
+}
+
+/// What a backend can do that has exclusive locks only, which are free when they are released.
+fn exclusive_only(name: &'static str) -> Capabilities {
+    Capabilities {
+        shared: false,
+        permits: false,
+        fifo: false,
+        release_after: false,
+        operators: false,
+        combines: COMBINED,
+        ..Capabilities::all(name)
     }
 }
 

@@ -11,6 +11,8 @@ use super::super::errors;
 use super::super::pipeline::{Outcome, Reply};
 use super::super::scripts::{PackedRun, Run};
 use super::{Link, Live, is_unknown_script};
+use crate::backend::Batch;
+use crate::claim::{Answer, Request};
 use crate::error::{Operation, Result};
 
 /// What is done with the answer of a script that was submitted.
@@ -68,6 +70,27 @@ impl Link {
         then: Then,
     ) {
         self.submit_run(live, run.request(), SubmittedRun::Shared(run.clone()), then);
+    }
+
+    /// Runs a script that makes the calls of a batch, and completes the batch with what is
+    /// read in the answer. If none comes in time the calls are left without one.
+    pub(in super::super) fn submit_batch(
+        self: &Arc<Self>,
+        live: Arc<Live>,
+        run: Run,
+        batch: Box<dyn Batch>,
+        read: impl FnOnce(&[Request], Result<Value>) -> Vec<Answer> + Send + 'static,
+    ) {
+        let operation = batch.requests().first().map_or(Operation::Acquire, Request::operation);
+        let until = Instant::now() + batch.time_left();
+        let done = Box::new(move |Submitted { link, live, answer, .. }: Submitted| {
+            let answers = answer.map(|answer| {
+                let answer = answer.and_then(|it| link.checked(&live, operation, it));
+                read(batch.requests(), answer)
+            });
+            batch.complete(answers.unwrap_or_default());
+        });
+        self.submit(live, run, Then { operation, until, done });
     }
 
     fn submit_run(

@@ -16,7 +16,6 @@ mod names;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use redis::{Value, from_redis_value};
 use tokio::runtime::Handle;
 use url::Url;
@@ -24,15 +23,16 @@ use url::Url;
 use self::channels::Channels;
 use self::names::{Names, field, field_of};
 use super::answers::{one_each, read_all};
-use super::connection::{Link, Submitted, Then};
+use super::connection::Link;
 use super::connector::{Connector, Given, Provider};
 use super::scripts::{Code, Run};
-use super::{COMBINED, codec, errors, has_acquire, tokens};
+use super::{codec, errors, exclusive_only, has_acquire, tokens};
+use crate::backend::per_holder::PerHolder;
 use crate::backend::{
     Backend, Batch, Call, Capabilities, HolderState, KeyState, Listener, WaiterState,
 };
 use crate::claim::{AcquireOutcome, Answer, Holder, Mode, Release, Request};
-use crate::config::{Settings, parse_url};
+use crate::config::Settings;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
@@ -74,7 +74,7 @@ struct Shared {
     /// The runtime of the driver.
     runtime: OnceLock<Handle>,
     /// The holder of the latest claim, as JSON.
-    info: Mutex<Option<(Arc<Holder>, Arc<str>)>>,
+    info: PerHolder<Arc<str>>,
 }
 
 impl Redisson {
@@ -84,11 +84,8 @@ impl Redisson {
     /// # Errors
     /// `Config` if the URL or the namespace cannot be used.
     pub fn new(url: &str, namespace: &str) -> Result<Self> {
-        crate::config::check_namespace(namespace)?;
-        let mut config = crate::config::Config::from_url(url)?;
-        config.namespace = Some(namespace.to_owned());
-        let config = Settings::from(config);
-        Self::configured(&config, &parse_url(config.url.as_deref().unwrap_or(url))?.url, None)
+        let (config, url) = Settings::of_url(url, namespace)?;
+        Self::configured(&config, &url, None)
     }
 
     /// The server that the configuration names.
@@ -122,7 +119,7 @@ impl Redisson {
             link,
             names: Names::new(&config.namespace),
             runtime: OnceLock::new(),
-            info: Mutex::new(None),
+            info: PerHolder::new(),
         };
         Ok(Redisson { shared: Arc::new(shared) })
     }
@@ -209,17 +206,9 @@ impl Shared {
         answers
     }
 
-    /// The holder as JSON, nearly always the same one.
+    /// The holder as JSON.
     fn info(&self, holder: &Arc<Holder>) -> Arc<str> {
-        let mut latest = self.info.lock();
-        match &*latest {
-            Some((whose, info)) if Arc::ptr_eq(whose, holder) => info.clone(),
-            _ => {
-                let info: Arc<str> = codec::info(holder).into();
-                *latest = Some((holder.clone(), info.clone()));
-                info
-            }
-        }
+        self.info.get(holder, || codec::info(holder).into())
     }
 }
 
@@ -291,15 +280,7 @@ impl std::fmt::Debug for Redisson {
 
 impl Backend for Redisson {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            shared: false,
-            permits: false,
-            fifo: false,
-            release_after: false,
-            operators: false,
-            combines: COMBINED,
-            ..Capabilities::all("redis")
-        }
+        exclusive_only("redis")
     }
 
     fn unsupported_hint(&self, _mode: Mode) -> Option<&'static str> {
@@ -318,23 +299,15 @@ impl Backend for Redisson {
     fn submit(&self, batch: Box<dyn Batch>) -> std::result::Result<(), Box<dyn Batch>> {
         let shared = &self.shared;
         let requests = batch.requests();
-        let Some(first) = requests.first() else { return Err(batch) };
         let is_first = has_acquire(requests) && shared.runtime.get().is_none();
         if is_first || requests.iter().any(is_unsupported) {
             return Err(batch);
         }
         let Some(live) = shared.link.plain() else { return Err(batch) };
-        let (run, operation, sent) = (shared.said(requests), first.operation(), Instant::now());
-        let until = sent + batch.time_left();
-        let reading = shared.clone();
-        let done = Box::new(move |Submitted { link, live, answer, .. }: Submitted| {
-            let answers = answer.map(|answer| {
-                let answer = answer.and_then(|it| link.checked(&live, operation, it));
-                reading.read(batch.requests(), answer, sent)
-            });
-            batch.complete(answers.unwrap_or_default());
+        let (run, reading, sent) = (shared.said(requests), shared.clone(), Instant::now());
+        shared.link.submit_batch(live, run, batch, move |requests, answer| {
+            reading.read(requests, answer, sent)
         });
-        shared.link.submit(live, run, Then { operation, until, done });
         Ok(())
     }
 

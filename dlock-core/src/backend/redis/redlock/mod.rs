@@ -50,9 +50,9 @@ use super::address::Address;
 use super::codec::{self as names, Names};
 use super::connection::Link;
 use super::connector::{Connector, Endpoint, Provider};
-use super::errors;
 use super::notices::Notices;
 use super::scripts::Run;
+use super::{COMBINED, errors, exclusive_only, has_acquire};
 use crate::backend::per_holder::PerHolder;
 use crate::backend::{Backend, Batch, Call, Capabilities, KeyState, Listener, ServerState};
 use crate::claim::{Answer, Holder, Owner, Request};
@@ -61,8 +61,6 @@ use crate::config::{Config, HostPort, Settings, parse_url};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
-/// How many calls one run of the script makes at a node.
-const COMBINED: usize = 128;
 /// The longest ttl if none is configured: twice the default ttl.
 const DEFAULT_MAX_TTL: Duration = Duration::from_secs(60);
 /// The fewest nodes that can lose one.
@@ -214,7 +212,7 @@ impl RedLock {
             return Vec::new();
         }
         self.shared.open(&Handle::current());
-        if requests.iter().any(|it| matches!(it, Request::Acquire(_))) {
+        if has_acquire(&requests) {
             self.shared.listening().await;
         }
         let (answer, answers) = oneshot::channel();
@@ -297,15 +295,7 @@ impl std::fmt::Debug for RedLock {
 
 impl Backend for RedLock {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            shared: false,
-            permits: false,
-            fifo: false,
-            release_after: false,
-            operators: false,
-            combines: COMBINED,
-            ..Capabilities::all("redlock")
-        }
+        exclusive_only("redlock")
     }
 
     fn open(&self, _client: u64, listener: Weak<dyn Listener>) {
@@ -317,8 +307,8 @@ impl Backend for RedLock {
     }
 
     fn submit(&self, batch: Box<dyn Batch>) -> std::result::Result<(), Box<dyn Batch>> {
-        let has_acquire = batch.requests().iter().any(|it| matches!(it, Request::Acquire(_)));
-        if self.shared.runtime.get().is_none() || has_acquire && !self.shared.has_listened() {
+        let acquires = has_acquire(batch.requests());
+        if self.shared.runtime.get().is_none() || acquires && !self.shared.has_listened() {
             return Err(batch); // what is missing is waited for, a little
         }
         let until = Instant::now() + batch.time_left();
