@@ -131,6 +131,11 @@ pub(super) fn write_head(claim: &Claim, into: &mut String) {
 /// The start of that: what tells the lease of an owner.
 pub(super) fn write_mark(owner: Owner, into: &mut String) {
     into.push('1');
+    write_owner(owner, into);
+}
+
+/// The 32 digits of an owner.
+pub(super) fn write_owner(owner: Owner, into: &mut String) {
     let bits = owner.bits();
     for place in (0..128).step_by(4).rev() {
         into.push(char::from(b"0123456789abcdef"[(bits >> place) as usize & 0xf]));

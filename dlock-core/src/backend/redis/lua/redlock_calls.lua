@@ -7,18 +7,20 @@
 --        with sixteen digits
 --        5 the holder as JSON  6 for how many microseconds it waits if the key is taken, or
 --        0  7 its channel  8 the owner whose lease is given up first, or ''
+--   's'  the same on the terms (all but the mark) of the last 'a' before it:  1 mark
 --   'r'  prolongs a lease:  1 mark  2 ttl  3 first token  4 last token  5 the holder
 --        6 first further token, or 0  7 last further token  8 1 to take the lease again
 --        where it is missing, else 0
 --   'u'  takes back the votes for this try and earlier ones:  1 mark
 --   'x'  the same, and the place among those who wait; the first of them is told:  1 mark
--- Replies one element for each: 1 yes, 2 yes and others wait, 3 yes with the further tokens,
--- 0 there was nothing; or { 'b', the next token, microseconds until the lease ends, its mark,
--- its holder }, { 'y', next token }: given up, since others wait, { 'l', next token, clock },
--- { 'h', clock }: the tokens are too low, or too far ahead of the clock, or { 'z',
--- microseconds until the node votes }.
+-- Replies 1 if that is the answer to all, else one element for each: 1 yes, 2 yes and others
+-- wait, 3 yes with the further tokens, 0 there was nothing; or { 'b', the next token,
+-- microseconds until the lease ends, its mark, its holder }, { 'y', next token }: given up,
+-- since others wait, { 'l', next token, clock }, { 'h', clock }: the tokens are too low, or too
+-- far ahead of the clock, or { 'z', microseconds until the node votes }.
 --
--- What redlock_first.lua has left is in `rest`: number, letter and first argument of each.
+-- What redlock_first.lua has left is in `rest`: number, letter, first argument and terms of
+-- each.
 
 local _, since = marker(KEYS[1], nil, ARGV[3])
 local votes_from = since + tonumber(ARGV[2])
@@ -67,16 +69,16 @@ local function wake(state)
 end
 
 -- Remembers that somebody waits.
-local function wait(state, at)
-  local patience = tonumber(ARGV[at + 5])
+local function wait(state, at, terms)
+  local patience = tonumber(ARGV[terms + 5])
   if patience == 0 then
     return
   end
   local key, owner = state.key .. 'w', owner_of(ARGV[at])
   local known = state.waits == '1' and call('HGET', key, owner)
   local place = known and match(known, '^%d+\t(%d+)\t') or format('%.0f', now)
-  call('HSET', key, owner, format('%.0f', now + patience) .. '\t' .. place .. '\t' .. ARGV[at + 6]
-    .. '\t' .. ARGV[at + 4])
+  call('HSET', key, owner, format('%.0f', now + patience) .. '\t' .. place .. '\t'
+    .. ARGV[terms + 6] .. '\t' .. ARGV[terms + 4])
   local lasts = math.ceil(patience / 1000) + 1
   if call('PTTL', key) < lasts then
     call('PEXPIRE', key, lasts)
@@ -87,8 +89,8 @@ local function wait(state, at)
   state.waits = '1'
 end
 
-local function taken(state, at)
-  wait(state, at)
+local function taken(state, at, terms)
+  wait(state, at, terms)
   return { 'b', register(state) + 1, state.ends - now, state.mark, state.info }
 end
 
@@ -103,9 +105,9 @@ end
 
 local calls = {}
 
-function calls.a(key, at)
+function calls.a(key, at, terms)
   local state, mark = load(key), ARGV[at]
-  local owner, instead_of = owner_of(mark), ARGV[at + 7]
+  local owner, instead_of = owner_of(mark), ARGV[terms + 7]
   local yields = false
   if is_held(state) then
     local held_by = owner_of(state.mark)
@@ -117,7 +119,7 @@ function calls.a(key, at)
       free(state)
       yields = #waiters(state, owner) > 0
     else
-      return taken(state, at)
+      return taken(state, at, terms)
     end
   elseif state.there then
     call('DEL', key)
@@ -128,7 +130,7 @@ function calls.a(key, at)
   elseif now < votes_from then
     refused = { 'z', votes_from - now }
   else
-    refused = votes_for(state, tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]))
+    refused = votes_for(state, tonumber(ARGV[terms + 2]), tonumber(ARGV[terms + 3]))
   end
   if refused then
     if state.there then
@@ -137,12 +139,12 @@ function calls.a(key, at)
     if yields then
       wake(state)
       state.there = true
-      wait(state, at)
+      wait(state, at, terms)
     end
     return refused
   end
-  state.register = tonumber(ARGV[at + 3])
-  lease(state, mark, tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), ARGV[at + 4])
+  state.register = tonumber(ARGV[terms + 3])
+  lease(state, mark, tonumber(ARGV[terms + 1]), tonumber(ARGV[terms + 2]), ARGV[terms + 4])
   local others = false
   if state.waits == '1' then
     call('HDEL', key .. 'w', owner)
@@ -152,6 +154,8 @@ function calls.a(key, at)
   save(state)
   return others and 2 or 1
 end
+
+calls.s = calls.a
 
 function calls.r(key, at)
   local state, mark = load(key), ARGV[at]
@@ -207,7 +211,7 @@ function calls.x(key, at)
 end
 
 for _, left in ipairs(rest) do
-  local done, reply = pcall(calls[left[2]], KEYS[left[1] + 1], left[3])
+  local done, reply = pcall(calls[left[2]], KEYS[left[1] + 1], left[3], left[4])
   if not done then
     reply = type(reply) == 'table' and reply or redis.error_reply('ERR ' .. tostring(reply))
   end

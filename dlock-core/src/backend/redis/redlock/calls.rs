@@ -28,6 +28,7 @@ use super::quorum_claim::QuorumClaim;
 use super::{Shared, codec};
 use crate::backend::Batch;
 use crate::claim::{AcquireOutcome, Answer, Mode, Release, RenewOutcome, Request};
+use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How often a `try_lock` tries when the votes are divided.
@@ -112,8 +113,9 @@ impl Shared {
     fn send_wave(self: &Arc<Self>, flight: &Arc<Flight>, calls: Vec<usize>) {
         let mut answers = Vec::new();
         let mut rounds = Vec::with_capacity(calls.len());
+        let (now, clock) = (self.clock.now(), self.nodes_clock());
         for call in calls {
-            match self.plan(&flight.requests[call]) {
+            match self.plan(&flight.requests[call], now, clock) {
                 Ok(round) => rounds.push((call, round)),
                 Err(answer) => answers.push((call, answer)),
             }
@@ -152,12 +154,8 @@ impl Shared {
             let key = &flight.requests[*call].claim().key;
             run.write(|word| self.names.write_quorum(key, word));
         }
-        run.write(|letters| letters.extend(asks.iter().map(|(_, ask)| codec::letter(ask))));
-        self.write_terms(&mut run);
-        for (call, ask) in asks {
-            let claim = flight.requests[*call].claim();
-            codec::write(&mut run, ask, claim, &self.info(&claim.holder), &self.channel);
-        }
+        let calls = asks.iter().map(|(call, ask)| (ask, &**flight.requests[*call].claim()));
+        codec::write(&mut run, calls, self.longest, |it| self.info(it), &self.channel);
         Arc::new(run.packed())
     }
 
@@ -170,7 +168,12 @@ impl Shared {
     }
 
     /// The round of a call, or its answer if it needs none.
-    fn plan(self: &Arc<Self>, request: &Request) -> std::result::Result<Round, Answer> {
+    fn plan(
+        self: &Arc<Self>,
+        request: &Request,
+        now: Moment,
+        clock: u64,
+    ) -> std::result::Result<Round, Answer> {
         let claim = request.claim();
         let refused = |kind, what: String| {
             request.failed(Error::new(kind, request.operation()).on(&claim.key).saying(what))
@@ -190,7 +193,6 @@ impl Shared {
                 ),
             ));
         }
-        let (now, clock) = (self.clock.now(), self.nodes_clock());
         let mut claims = self.claims.lock();
         match request {
             Request::Acquire(asked) => {
@@ -315,18 +317,19 @@ impl Wave {
                 failed(silent)
             }
             Some(Err(error)) => failed(error),
-            Some(Ok(Value::Array(answers))) if answers.len() == rounds.len() => answers
-                .iter()
-                .zip(rounds)
-                .map(|(answer, (call, _))| {
-                    let (said, clock) = codec::read(answer, operation(*call));
+            Some(Ok(answer)) => {
+                let operations = rounds.iter().map(|(call, _)| operation(*call));
+                let Some(answers) = codec::read_all(&answer, operations) else {
+                    return failed(errors::unreadable(Operation::Acquire));
+                };
+                let heard = |(said, clock): (Said, Option<u64>)| {
                     if let Some(clock) = clock {
                         self.shared.nodes[place].voter.shows(clock);
                     }
                     said
-                })
-                .collect(),
-            Some(Ok(_)) => failed(errors::unreadable(Operation::Acquire)),
+                };
+                answers.into_iter().map(heard).collect()
+            }
         }
     }
 

@@ -2,28 +2,67 @@
 //! `lua/redlock_calls.lua`.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
 
 use super::super::scripts::Run;
 use super::super::{codec, errors};
-use super::quorum::{Ask, Mark, Said};
-use crate::claim::{Claim, Grant, Owner};
+use super::quorum::{Ask, Mark, Said, silence};
+use crate::claim::{Claim, Grant, Holder, Owner};
 use crate::error::Operation;
 
-/// The letter of a call.
-pub(super) fn letter(ask: &Ask) -> char {
-    match ask {
-        Ask::Acquire { .. } => 'a',
-        Ask::Renew { .. } => 'r',
-        Ask::Undo { .. } => 'u',
-        Ask::Release { .. } => 'x',
+/// Writes the letters of the calls, what follows them, and the arguments of the calls.
+/// Votes on the same terms, which is what a program asks for that has many locks, write them
+/// once.
+pub(super) fn write<'a>(
+    run: &mut Run,
+    calls: impl Iterator<Item = (&'a Ask, &'a Claim)> + Clone,
+    longest: Duration,
+    info: impl Fn(&Arc<Holder>) -> Arc<str>,
+    channel: &str,
+) {
+    let mut letters = String::new();
+    let mut last: Option<(Grant, &Claim)> = None;
+    for (ask, claim) in calls.clone() {
+        letters.push(match ask {
+            Ask::Acquire { tokens, instead_of: None, .. }
+                if last.is_some_and(|(known, of)| known == *tokens && has_terms_of(claim, of)) =>
+            {
+                's'
+            }
+            Ask::Acquire { tokens, instead_of, .. } => {
+                last = instead_of.is_none().then_some((*tokens, claim));
+                'a'
+            }
+            Ask::Renew { .. } => 'r',
+            Ask::Undo { .. } => 'u',
+            Ask::Release { .. } => 'x',
+        });
+    }
+    run.arg(&letters);
+    write_silence(run, longest);
+    for ((ask, claim), letter) in calls.zip(letters.chars()) {
+        match ask {
+            Ask::Acquire { mark, .. } if letter == 's' => write_mark(run, *mark),
+            _ => write_call(run, ask, claim, &info(&claim.holder), channel),
+        }
     }
 }
 
-/// Writes the arguments of a call.
-pub(super) fn write(run: &mut Run, ask: &Ask, claim: &Claim, info: &str, channel: &str) {
+/// Writes what follows the letters of the calls.
+pub(super) fn write_silence(run: &mut Run, longest: Duration) {
+    run.arg(codec::micros(silence(longest))).arg(codec::millis(longest));
+}
+
+fn has_terms_of(claim: &Claim, other: &Claim) -> bool {
+    claim.ttl == other.ttl
+        && claim.queue == other.queue
+        && Arc::ptr_eq(&claim.holder, &other.holder)
+}
+
+fn write_call(run: &mut Run, ask: &Ask, claim: &Claim, info: &str, channel: &str) {
     match *ask {
         Ask::Acquire { mark, tokens, instead_of } => {
             write_mark(run, mark);
@@ -33,7 +72,7 @@ pub(super) fn write(run: &mut Run, ask: &Ask, claim: &Claim, info: &str, channel
             run.arg(info);
             run.arg(if claim.queue { codec::micros(claim.patience()) } else { 0 }).arg(channel);
             match instead_of {
-                Some(owner) => run.write(|word| write_owner(owner, word)),
+                Some(owner) => run.write(|word| codec::write_owner(owner, word)),
                 None => drop(run.arg("")),
             }
         }
@@ -49,7 +88,7 @@ pub(super) fn write(run: &mut Run, ask: &Ask, claim: &Claim, info: &str, channel
 
 pub(super) fn write_mark(run: &mut Run, mark: Mark) {
     run.write(|word| {
-        write_owner(mark.owner, word);
+        codec::write_owner(mark.owner, word);
         let _ = write!(word, "{:016}", mark.attempt); // a String takes everything
     });
 }
@@ -61,16 +100,29 @@ fn write_token(run: &mut Run, token: u64) {
     });
 }
 
-fn write_owner(owner: Owner, word: &mut String) {
-    let _ = write!(word, "{owner}");
-}
-
 fn last_of(tokens: Grant) -> u64 {
     tokens.first + u64::from(tokens.count) - 1
 }
 
-/// What a node said, and what its clock showed if it told.
-pub(super) fn read(answer: &Value, operation: Operation) -> (Said, Option<u64>) {
+/// What a node said to each of the calls, each with what its clock showed if it told; `None`
+/// if that makes no sense.
+pub(super) fn read_all(
+    answer: &Value,
+    operations: impl ExactSizeIterator<Item = Operation>,
+) -> Option<Vec<(Said, Option<u64>)>> {
+    match answer {
+        Value::Int(1) => {
+            let yes = Said::Yes { others_wait: false, extended: false };
+            Some(vec![(yes, None); operations.len()])
+        }
+        Value::Array(answers) if answers.len() == operations.len() => Some(
+            answers.iter().zip(operations).map(|(it, operation)| read(it, operation)).collect(),
+        ),
+        _ => None,
+    }
+}
+
+fn read(answer: &Value, operation: Operation) -> (Said, Option<u64>) {
     if let Value::ServerError(error) = answer {
         return (Said::Failed(errors::refused(operation, error)), None);
     }

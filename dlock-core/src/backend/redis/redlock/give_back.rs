@@ -114,7 +114,7 @@ async fn collect(shared: Weak<Shared>, place: usize) {
                 run.arg(&what.name);
             }
             run.write(|word| word.extend(some.iter().map(|it| if it.place { 'x' } else { 'u' })));
-            shared.write_terms(&mut run);
+            codec::write_silence(&mut run, shared.longest);
             for what in some {
                 codec::write_mark(&mut run, what.mark);
             }

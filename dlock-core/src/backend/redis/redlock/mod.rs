@@ -28,7 +28,6 @@ mod sim;
 mod voter;
 mod wakes;
 
-use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -40,7 +39,7 @@ use url::Url;
 
 use self::calls::Finish;
 use self::node::Node;
-use self::quorum::{Rules, silence};
+use self::quorum::Rules;
 use self::quorum_claim::QuorumClaim;
 use self::scripts::QuorumScripts;
 use self::voter::Roll;
@@ -57,6 +56,7 @@ use crate::backend::per_holder::PerHolder;
 use crate::backend::{Backend, Batch, Call, Capabilities, KeyState, Listener, ServerState};
 use crate::claim::{Answer, Holder, Owner, Request};
 use crate::clock::Clock;
+use crate::collections::Map;
 use crate::config::{Config, HostPort, Settings, parse_url};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
@@ -92,7 +92,7 @@ struct Shared {
     call_timeout: Duration,
     clock: Clock,
     /// The claims that nodes may know.
-    claims: Mutex<HashMap<Owner, QuorumClaim>>,
+    claims: Mutex<Map<Owner, QuorumClaim>>,
     attempts: AtomicU64,
     wakes: Wakes,
     /// The runtime of the driver.
@@ -274,11 +274,6 @@ impl Shared {
         let mut run = QuorumScripts::get().calls.on(calls + 1);
         run.arg(&self.marker);
         run
-    }
-
-    /// What follows the letters of the calls.
-    fn write_terms(&self, run: &mut Run) {
-        run.arg(names::micros(silence(self.longest))).arg(names::millis(self.longest));
     }
 
     /// The holder as JSON.
