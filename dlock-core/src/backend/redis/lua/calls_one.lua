@@ -35,21 +35,31 @@ if always_hash then -- it is never a string, and a run has one call
   end
 elseif ARGV[1] == 'a' and ARGV[5] ~= '0' then
   local time = redis.call('TIME')
-  local now = time[1] .. string.format('%06d', time[2])
-  local last = time[2] + ARGV[5] - 1 -- microseconds of the last token
-  if last < 1000000 and #now == 16 then
-    local head = ARGV[2]
-    local value = string.sub(head, 1, 33) .. time[1] .. string.format('%06d', last) .. '\t0\t0'
-      .. string.sub(head, 34) .. '\t' .. now .. '\t' .. ARGV[5] .. '\t' .. now .. ARGV[3]
-    if redis.call('SET', KEYS[1], value, 'NX', 'PX', ARGV[4]) then
+  local seconds, micros = time[1], time[2]
+  if #micros < 6 then
+    micros = string.sub('00000' .. micros, -6)
+  end
+  local last = micros + ARGV[5] - 1 -- microseconds of the last token
+  if last < 1000000 and #seconds == 10 then
+    if last < 100000 then
+      last = string.format('%06d', last)
+    end
+    local head, now = ARGV[2], seconds .. micros
+    if redis.call('SET', KEYS[1], string.sub(head, 1, 33) .. seconds .. last .. '\t0\t0'
+      .. string.sub(head, 34) .. '\t' .. now .. '\t' .. ARGV[5] .. '\t' .. now .. ARGV[3],
+      'NX', 'PX', ARGV[4]) then
       return { now }
     end
   end
 elseif ARGV[1] == 'x' then
-  local found = redis.pcall('GETRANGE', KEYS[1], '0', '48')
-  if type(found) == 'string' and string.find(found, ARGV[2], 1, true) == 1 then
+  local found, mark = redis.pcall('GETRANGE', KEYS[1], '0', '48'), ARGV[2]
+  if type(found) == 'string' and string.sub(found, 1, 33) == mark then
     local time = redis.call('TIME')
-    if string.sub(found, 34) < time[1] .. string.format('%06d', time[2]) then
+    local seconds, micros = time[1], time[2]
+    if #micros < 6 then
+      micros = string.sub('00000' .. micros, -6)
+    end
+    if found < mark .. seconds .. micros then -- the last token is over
       redis.call('DEL', KEYS[1])
       return { 1 }
     end
