@@ -115,6 +115,21 @@ impl Round {
         }
     }
 
+    /// Renews a lease; that of every other owner behind one on the same terms that is lost,
+    /// since the terms are written once then.
+    async fn renew(&self, lease: Claim) -> RenewOutcome {
+        let behind = lease.owner.bits() % 2 == 0;
+        let key = Key::new(format!("{}:beside", self.key.as_str())).expect("a key");
+        let beside = behind.then(|| Claim { key, ..lease.clone() });
+        let leases: Vec<_> = beside.into_iter().chain([lease]).map(Arc::new).collect();
+        let mut answers = self.redis.renew(&leases).await;
+        let renewed = answers.pop().expect("one for each").expect("an answer");
+        for lost in answers {
+            assert_eq!(lost.expect("an answer"), RenewOutcome::Lost);
+        }
+        renewed
+    }
+
     async fn operation(&mut self) {
         let claim = self.claim();
         match self.random.random_range(0..20) {
@@ -129,8 +144,7 @@ impl Round {
                     lease.mode = Mode::Shared;
                 }
                 let ours = self.model.renew(self.now, &lease, &mut self.sent);
-                let theirs = self.redis.renew(&[Arc::new(lease)]).await;
-                let theirs = theirs.into_iter().next().expect("one").expect("an answer");
+                let theirs = self.renew(lease).await;
                 self.compare_renewed(ours, theirs);
             }
             14..19 => {

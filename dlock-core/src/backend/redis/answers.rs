@@ -113,6 +113,7 @@ pub(super) fn read_all(requests: &[Request], answers: Result<Vec<Value>>) -> Vec
 pub(super) fn one_each(requests: &[Request], answer: Value) -> Result<Vec<Value>> {
     match answer {
         Value::Array(answers) if answers.len() == requests.len() => Ok(answers),
+        Value::Int(1) => Ok(vec![Value::Int(1); requests.len()]), // the answer to all
         _ => {
             Err(errors::unreadable(requests.first().map_or(Operation::Acquire, Request::operation)))
         }

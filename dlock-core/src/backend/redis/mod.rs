@@ -241,8 +241,9 @@ impl Redis {
             let claim = request.claim();
             run.write(|word| self.names.write_state(&claim.key, claim.mode.is_permits(), word));
         }
-        run.write(|letters| letters.extend(requests.iter().map(letter)));
-        for request in requests {
+        let letters = letters(requests);
+        run.arg(&letters);
+        for (request, letter) in requests.iter().zip(letters.chars()) {
             match request {
                 Request::Acquire(claim) => {
                     run.write(|word| codec::write_head(claim, word));
@@ -252,6 +253,9 @@ impl Redis {
                     if let Some(owner) = claim.instead_of {
                         run.write(|word| codec::write_mark(owner, word));
                     }
+                }
+                Request::Renew(lease) if letter == 't' => {
+                    run.write(|word| codec::write_mark(lease.owner, word));
                 }
                 Request::Renew(lease) => {
                     run.write(|word| codec::write_head(lease, word));
@@ -404,15 +408,32 @@ fn has_acquire(requests: &[Request]) -> bool {
     requests.iter().any(|request| matches!(request, Request::Acquire(_)))
 }
 
-/// What the script calls such a call.
-fn letter(request: &Request) -> char {
-    match request {
-        Request::Acquire(claim) if claim.instead_of.is_some() => 'i',
-        Request::Acquire(_) => 'a',
-        Request::Renew(_) => 'r',
-        Request::Release(_, Release::Now) => 'x',
-        Request::Release(_, Release::After(_)) => 'p',
+/// What the script calls such calls. Of renewals on the same terms, which is what a program
+/// sends that holds many locks, the terms are written once.
+fn letters(requests: &[Request]) -> String {
+    let mut terms: Option<&Claim> = None;
+    let mut letters = String::with_capacity(requests.len());
+    for request in requests {
+        letters.push(match request {
+            Request::Acquire(claim) if claim.instead_of.is_some() => 'i',
+            Request::Acquire(_) => 'a',
+            Request::Renew(lease) if terms.is_some_and(|it| has_terms_of(lease, it)) => 't',
+            Request::Renew(lease) => {
+                terms = Some(lease);
+                'r'
+            }
+            Request::Release(_, Release::Now) => 'x',
+            Request::Release(_, Release::After(_)) => 'p',
+        });
     }
+    letters
+}
+
+/// Whether a lease is renewed as another one is.
+fn has_terms_of(lease: &Claim, other: &Claim) -> bool {
+    lease.mode == other.mode
+        && lease.ttl == other.ttl
+        && further_tokens(lease) == further_tokens(other)
 }
 
 /// How many tokens a claim is given, if the clock allows.

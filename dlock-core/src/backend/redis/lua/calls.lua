@@ -112,7 +112,8 @@ function second.i(key, at)
 end
 
 function second.r(key, at)
-  local owner, mode = sub(ARGV[at], 2, 33), sub(ARGV[at], 35, 35)
+  local terms = terms_of[at] or at
+  local owner, mode = sub(ARGV[at], 2, 33), sub(ARGV[terms], 35, 35)
   local state = load(key, now, owner)
   local held = lease_of(state, owner)
   if not held then
@@ -122,9 +123,9 @@ function second.r(key, at)
   if held.mode == 'x' and mode ~= 'x' then -- an old renewal must not turn it back
     held.mode, state.exclusive = mode, state.exclusive - 1
   end
-  prolong(state, held, now + ARGV[at + 1] * 1000)
+  prolong(state, held, now + ARGV[terms + 1] * 1000)
   settle(state)
-  local reply, wanted = state.waiters > 0 and 2 or 1, tonumber(ARGV[at + 2])
+  local reply, wanted = state.waiters > 0 and 2 or 1, tonumber(ARGV[terms + 2])
   if reply == 1 and wanted > 0 and held.mode == 'x' then
     held.first, held.tokens = mint(state.last, now, wanted)
     state.last = held.first + held.tokens - 1
@@ -135,6 +136,8 @@ function second.r(key, at)
   tell(state)
   return reply
 end
+
+second.t = second.r
 
 function second.x(key, at, stays)
   local owner = sub(ARGV[at], 2)

@@ -10,6 +10,7 @@
 --   'i'  the same, but gives up a lease of the key first:  6 its mark
 --   'r'  prolongs a lease:  1 head  2 ttl, milliseconds  3 how many further tokens an
 --        exclusive one is given if nobody waits, or 0
+--   't'  the same on the terms (all but the mark) of the last 'r' before it:  1 its mark
 --   'x'  gives back a lease or a place in the queue:  1 its mark
 --   'p'  gives back a lease, but the key stays taken:
 --        1 its mark  2 for how many microseconds
@@ -21,8 +22,9 @@
 -- given as were asked for; or { 'g', first token, count }, { 'b', holder } or { 'q',
 -- holder, microseconds until it is worth asking again }, where the holder is JSON or
 -- '' and the last is -1 if nobody is in the way. For 'r' 1 held, 2 held and others
--- wait, 0 lost, or the further tokens as for 'a'. For 'x' and 'p' 1 released, 0 already lost. An error is the reply of
--- the call that it came from.
+-- wait, 0 lost, or the further tokens as for 'a'. For 'x' and 'p' 1 released, 0 already
+-- lost. An error is the reply of the call that it came from. If all replies are 1, which is
+-- what renewals of many locks are answered, 1 alone is the reply.
 --
 -- This first part serves a key that has one holder at most and nobody waits for (not in
 -- a cluster, see state.lua). It then is a string, and each call takes two or three commands. What answers nothing
@@ -96,28 +98,39 @@ local function lost(found)
   end
 end
 
-function first.r(key, at)
-  local head = ARGV[at]
-  local found = redis.pcall('GETRANGE', key, '0', #head + 19)
+-- Where the arguments of the last 'r' start, and what is taken out of them.
+local terms, conditions, prefix
+local terms_of = {} -- the same for each 't' that is left to the second part
+
+local function renew(key, mark)
+  local found = redis.pcall('GETRANGE', key, '0', prefix)
   if type(found) ~= 'string' then
     return nil
   end
-  if sub(found, 1, 33) ~= sub(head, 1, 33) then
+  if sub(found, 1, 33) ~= mark then
     return lost(found)
   end
-  if sub(found, 54) ~= sub(head, 34) then
+  if sub(found, 54) ~= conditions then
     return nil
   end
-  local wanted = tonumber(ARGV[at + 2])
-  if wanted == 0 then
-    call('PEXPIRE', key, ARGV[at + 1])
+  if ARGV[terms + 2] == '0' then
+    call('PEXPIRE', key, ARGV[terms + 1])
     return 1
   end
+  local wanted = tonumber(ARGV[terms + 2])
   local first, count = mint(tonumber(sub(found, 34, 49)), clock(), wanted)
   local since_and_tail = match(call('GET', key), '^\t%d+\t%d+(\t.*)$', #found + 1)
   call('SET', key, sub(found, 1, 33) .. text16(first + count - 1) .. sub(found, 50) .. '\t'
-    .. text(first) .. '\t' .. text(count) .. since_and_tail, 'PX', ARGV[at + 1])
+    .. text(first) .. '\t' .. text(count) .. since_and_tail, 'PX', ARGV[terms + 1])
   return granted(first, count, wanted)
+end
+
+function first.r(key, at)
+  return renew(key, sub(ARGV[at], 1, 33))
+end
+
+function first.t(key, at)
+  return renew(key, ARGV[at])
 end
 
 -- Leaves the last token behind until the clock has passed it.
@@ -154,7 +167,7 @@ function first.p(key, at)
   end
 end
 
-local replies = {}
+local replies, all_one = {}, true
 local made -- the call that is being made
 
 -- Makes calls one after the other. An error is the answer of the call it came from.
@@ -169,16 +182,21 @@ local function make(count, one)
   repeat
     local done, fault = pcall(on)
     if not done then
+      all_one = false
       replies[made] = type(fault) == 'table' and fault or redis.error_reply('ERR ' .. tostring(fault))
     end
   until done
 end
 
-local arguments = { a = 5, i = 6, r = 3, x = 1, p = 2 }
+local arguments = { a = 5, i = 6, r = 3, t = 1, x = 1, p = 2 }
 local rest, deferred, at = {}, {}, 2
 make(#KEYS, function(i)
   local key, letter, from = KEYS[i], sub(ARGV[1], i, i), at
   made, at = i, at + arguments[letter]
+  if letter == 'r' then
+    local head = ARGV[from]
+    terms, conditions, prefix = from, sub(head, 34), text(#head + 19)
+  end
   local reply
   if not always_hash and not deferred[key] then
     reply = first[letter](key, from)
@@ -186,10 +204,14 @@ make(#KEYS, function(i)
   if reply == nil then
     deferred[key] = true
     rest[#rest + 1] = { i, letter, from }
+    if letter == 't' then
+      terms_of[from] = terms
+    end
   else
     replies[i] = reply
+    all_one = all_one and reply == 1
   end
 end)
 if #rest == 0 then
-  return replies
+  return all_one and 1 or replies
 end
