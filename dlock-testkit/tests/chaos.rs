@@ -105,7 +105,7 @@ fn random_faults_of_stores_of_sessions() {
         ("consul", ConsulServer::start().is_some()),
     ];
     for (topology, _) in installed.into_iter().filter(|(_, is_installed)| *is_installed) {
-        let short = ["--seconds", "15", "--faults-per-minute", "60", "--slack", "10000"];
+        let short = ["--seconds", "20", "--faults-per-minute", "60", "--slack", "30000"];
         let small = ["--processes", "3", "--tasks", "4"];
         let summary = summary_of(&[&["--topology", topology][..], &short, &small].concat());
         let number = |name: &str| summary[name].as_u64().unwrap_or(0);

@@ -188,8 +188,9 @@ async fn watch(run: &Run, began: Instant, options: &Options) {
             let slow = SLOW_KEYS.into_iter().take(options.processes);
             for key in load::keys(options.topology).iter().copied().chain(slow) {
                 let entered = state.entered.get(key).copied().unwrap_or(first);
-                if at.saturating_sub(entered) > nanos(STUCK) {
-                    found.push(format!("nobody got {key} for {STUCK:?}"));
+                let stuck = STUCK + options.slack;
+                if at.saturating_sub(entered) > nanos(stuck) {
+                    found.push(format!("nobody got {key} for {stuck:?}"));
                 }
             }
         }
