@@ -1,6 +1,6 @@
 //! Where the homes are, and how they are made.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::Dlock;
 use dlock_segment::{Deduction, Error, Inventory};
@@ -31,14 +31,18 @@ async fn homes_are_even_over_the_primaries() {
     };
     let sale = Inventory::builder(&dlock, "d").stock(30_000).homes(6).create().await.unwrap();
     let before: Vec<i64> = cluster.nodes.iter().map(calls).collect();
+    let began = Instant::now();
     for number in 0..900 {
         taken(sale.deduct(1).operation(format!("o-{number}")).send().await.unwrap());
     }
     let after: Vec<i64> = cluster.nodes.iter().map(calls).collect();
     let made: Vec<i64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
-    assert!(made.iter().all(|made| (240..=380).contains(made)), "{made:?}");
-    // One round trip for each deduction, and some for the balancer.
-    assert!(made.iter().sum::<i64>() <= 900 + 60, "{made:?}");
+    // One round trip for each deduction, and some for the balancer, which looks about once a
+    // second: twice at each of the homes, under a lock.
+    let looks = 2 + began.elapsed().as_secs() as i64;
+    let each = 240..=380 + 8 * looks;
+    assert!(made.iter().all(|made| each.contains(made)), "{made:?}");
+    assert!(made.iter().sum::<i64>() <= 900 + 20 * looks, "{made:?} and {looks} looks");
     assert_eq!(sale.moves(), 0);
 }
 
