@@ -44,6 +44,8 @@ impl Servers {
             return servers.collect::<Option<_>>().map(Servers::Independent);
         }
         options.extend(["--cluster-require-full-coverage", "no"]);
+        // A busy machine must not take a slow node for a dead one.
+        options.extend(["--cluster-node-timeout", "3000"]);
         ClusterServers::with(3, 1, &options).map(Servers::Cluster)
     }
 
