@@ -1,9 +1,10 @@
 //! The conformance suite on a real etcd, and tests of what only etcd does.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock::backend::etcd::Etcd;
-use dlock::{Dlock, ErrorKind};
+use dlock::backend::{Cursor, Page};
+use dlock::{Dlock, ErrorKind, Key, ReleaseOutcome};
 use dlock_testkit::conformance::{Link, Suite, eventually};
 use dlock_testkit::etcd::{EtcdCluster, EtcdServer};
 use dlock_testkit::proxy::Proxy;
@@ -60,19 +61,42 @@ async fn a_longer_ttl_than_the_sessions_is_refused() {
     drop(dlock.mutex("a").ttl(TTL / 2).lock().await.expect("it is rounded up"));
 }
 
-/// What a release after some time would need is refused before anything is sent.
+/// Keys that would be in the way of dlock's own entries are refused.
 #[tokio::test]
-async fn what_etcd_cannot_do_is_refused() {
-    let dlock = client("etcd://127.0.0.1:1");
-    let lock = dlock.mutex("a").hold_at_least(Duration::from_secs(1));
-    let error = lock.lock().await.expect_err("not supported");
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+async fn reserved_keys_are_refused() {
+    let Some(server) = EtcdServer::start() else { return };
     for bad in ["a;permits", ";dlock/x"] {
-        let server = EtcdServer::start();
-        let Some(server) = server else { return };
         let error = client(&server.url()).mutex(bad).lock().await.expect_err("reserved");
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     }
+}
+
+/// A key that stays taken after its release does so when the client has gone, keeps its
+/// place before those who wait, and leaves nothing behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_stays_taken_when_the_client_has_gone() {
+    let Some(server) = EtcdServer::start() else { return };
+    let (one, two) = (client(&server.url()), client(&server.url()));
+    let time = Duration::from_secs(4);
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    let other = one.mutex("b").lock().await.expect("the lock");
+    let token = guard.token();
+    let lock = two.mutex("a");
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    eventually("it waits", async || !one.inspect("a").await.expect("a look").waiters.is_empty())
+        .await;
+    let began = Instant::now();
+    for guard in [guard, other] {
+        assert_eq!(guard.release_after(time).await.expect("an answer"), ReleaseOutcome::Released);
+    }
+    drop(one);
+    let Page { keys, .. } = two.list("", Cursor::default()).await.expect("the keys in use");
+    assert_eq!(keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["a", "b"]);
+    let next = waiting.await.expect("the task").expect("the lock");
+    assert!(began.elapsed() >= time, "{:?}", began.elapsed());
+    assert!(next.token() > token);
+    drop((next, two));
+    eventually("nothing is left", async || server.keys() + server.leases().len() == 0).await;
 }
 
 /// A lock `a` has nothing to do with a lock `a/b`.

@@ -1,11 +1,14 @@
 //! Tests of connections to a Redis, of the checks of its settings, and of the rights
 //! that a user needs.
 
+mod certificates;
+
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use self::certificates::Certificates;
 use dlock::backend::redis::{Credentials, FENCED_SET, RedLock, Redis};
 use dlock::{Access, Config, Dlock, ErrorKind, Fence, Token};
 use dlock_testkit::conformance::Suite;
@@ -199,42 +202,7 @@ async fn a_server_that_evicts_is_refused() {
     }
 }
 
-/// Certificates of a server and a client, signed by an authority of the test.
-struct Certificates {
-    directory: tempfile::TempDir,
-}
-
 impl Certificates {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let key = rcgen::KeyPair::generate().expect("a key");
-        let mut of_authority = rcgen::CertificateParams::new(vec![]).expect("parameters");
-        of_authority.distinguished_name.push(rcgen::DnType::CommonName, "authority");
-        of_authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let authority = of_authority.self_signed(&key).expect("an authority");
-        let certificates = Certificates { directory };
-        certificates.write("ca.pem", &authority.pem());
-        let issuer = rcgen::Issuer::new(of_authority, key);
-        for name in ["server", "client"] {
-            let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-            let mut parameters = rcgen::CertificateParams::new(names).expect("parameters");
-            parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
-            let key = rcgen::KeyPair::generate().expect("a key");
-            let signed = parameters.signed_by(&key, &issuer).expect("a certificate");
-            certificates.write(&format!("{name}.pem"), &signed.pem());
-            certificates.write(&format!("{name}.key"), &key.serialize_pem());
-        }
-        certificates
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        std::fs::write(self.directory.path().join(name), text).expect("a file");
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.directory.path().join(name).display().to_string()
-    }
-
     /// A server with its certificate, and the port for TLS.
     fn server(&self) -> Option<(RedisServer, String)> {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());

@@ -101,6 +101,17 @@ impl Claims {
         self.change(owner, key, |entry| entry.is_doubtful = true);
     }
 
+    /// The server refused the create that was sent last: nothing came of it.
+    pub(super) fn refused(&self, owner: Owner) {
+        let mut claims = self.entries.lock();
+        let Some(entry) = claims.get_mut(&owner) else { return };
+        entry.is_doubtful = false;
+        let has_nothing = entry.place.is_none() && entry.leases.is_empty();
+        let forgotten = if has_nothing { claims.remove(&owner) } else { None };
+        drop(claims);
+        drop(forgotten); // without the lock
+    }
+
     /// A removal of what this owner has is about to be sent.
     pub(super) fn doubt_again(&self, owner: Owner) {
         let mut watches = (None, None);

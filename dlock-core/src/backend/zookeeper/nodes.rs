@@ -60,7 +60,12 @@ impl ZooKeeper {
                     parents_made = true;
                     self.make_parents(session, &client, &path).await.map_err(failed)?;
                 }
-                Err(error) => return Err(failed(error)),
+                Err(error) => {
+                    if errors::is_answer(&error) {
+                        session.claims.refused(claim.owner);
+                    }
+                    return Err(failed(error));
+                }
             }
         }
     }
