@@ -56,23 +56,14 @@ impl EtcdServer {
 
     fn alone() -> Option<Self> {
         let peer = free_port();
-<<<<<<< HEAD
-        let cluster = format!("m1=http://127.0.0.1:{peer}");
-        let mut server = Self::prepared(&program()?, "m1", peer, &cluster);
-        server.0.command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
-        server.0.launch();
-        wait_until_it_serves(&server);
-        Some(server)
-=======
         Some(Self::prepared(&program()?, "m1", peer, &format!("m1={}", url(peer))))
     }
 
     fn launched(mut self, arguments: &[&str]) -> Self {
         self.0.command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         self.0.launch();
-        eventually_serves(std::slice::from_ref(&self));
+        wait_until_it_serves(&self);
         self
->>>>>>> 1af80f6 (tests: sessions that end, hot locks of Consul, setups of etcd and ZooKeeper)
     }
 
     fn prepared(program: &std::path::Path, name: &str, peer: u16, cluster: &str) -> Self {
