@@ -68,7 +68,7 @@ async fn a_waiter_with_the_go_package_gets_its_turn() {
         turns += peer.new_spans(0).len();
     }
     println!("{turns} turns in {:?}", began.elapsed());
-    peer.stop();
+    peer.process.send_line("stop");
     peer.process.wait_for_exit(TOO_LONG);
     let cycles = load.stop().await;
     assert!(cycles > 0, "the tasks of dlock get their turn too");

@@ -96,7 +96,8 @@ async fn a_key_stays_taken_when_the_client_has_gone() {
     assert!(began.elapsed() >= time, "{:?}", began.elapsed());
     assert!(next.token() > token);
     drop((next, two));
-    eventually("nothing is left", async || server.keys() + server.leases().len() == 0).await;
+    eventually("nothing is left", async || server.keys().is_empty() && server.leases().is_empty())
+        .await;
 }
 
 /// A lock `a` has nothing to do with a lock `a/b`.

@@ -287,7 +287,6 @@ impl SessionServer for ConsulServer {
     const LONG_TTL: Duration = Duration::from_secs(20);
     // Consul ends a session after one to two ttls.
     const FREED_WITHIN: Duration = Duration::from_secs(14);
-    const TOLD_WITHIN: Duration = Duration::from_secs(4);
     const PROGRESS_WITHIN: Duration = Duration::from_secs(20);
 
     fn start() -> Option<Self> {

@@ -167,7 +167,6 @@ impl SessionServer for EtcdServer {
     const SCHEME: &'static str = "etcd";
     const LONG_TTL: Duration = Duration::from_secs(20);
     const FREED_WITHIN: Duration = Duration::from_secs(10);
-    const TOLD_WITHIN: Duration = Duration::from_secs(1);
     const PROGRESS_WITHIN: Duration = Duration::from_secs(10);
 
     fn start() -> Option<Self> {

@@ -17,8 +17,6 @@ pub trait SessionServer: Send + Sized + 'static {
     /// The locks of a process that was killed are free after this time, if its session was
     /// one of two seconds.
     const FREED_WITHIN: Duration;
-    /// All guards of a session that was ended from outside know it after this time.
-    const TOLD_WITHIN: Duration;
     /// Somebody gets a lock when this time has passed since an election.
     const PROGRESS_WITHIN: Duration;
 

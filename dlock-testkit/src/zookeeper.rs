@@ -111,7 +111,6 @@ impl SessionServer for ZooKeeperServer {
     // The longest that the servers of tests accept: twenty ticks.
     const LONG_TTL: Duration = Duration::from_secs(4);
     const FREED_WITHIN: Duration = Duration::from_secs(5);
-    const TOLD_WITHIN: Duration = Duration::from_secs(1);
     const PROGRESS_WITHIN: Duration = Duration::from_secs(4);
 
     fn start() -> Option<Self> {
