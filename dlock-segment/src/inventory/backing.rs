@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dlock::Dlock;
 use dlock::extension::BatchLimits;
 
-use super::combiner::{Combiner, Turns};
+use super::combiner::Combiner;
 use crate::error::{Error, Result};
 use crate::store::memory::{Memory, SharedHome};
 use crate::store::{InventoryId, Store};
@@ -17,19 +17,14 @@ pub(super) enum Backing {
 }
 
 impl Backing {
-    pub(super) fn new(
-        dlock: &Dlock,
-        inventory: &InventoryId,
-        limits: BatchLimits,
-        turns: Turns,
-    ) -> Result<Self> {
+    pub(super) fn new(dlock: &Dlock, inventory: &InventoryId, limits: BatchLimits) -> Result<Self> {
         if let Some(memory) = Memory::new(dlock.client_extension()) {
             let home = memory.home(inventory)?;
             return Ok(Backing::Memory(memory, home));
         }
         let store = store(dlock)?;
         let extension = dlock.client_extension();
-        let combiner = Combiner::new(store.clone(), extension, inventory.clone(), limits, turns);
+        let combiner = Combiner::new(store.clone(), extension, inventory.clone(), limits);
         Ok(Backing::Remote(store, Arc::new(combiner)))
     }
 

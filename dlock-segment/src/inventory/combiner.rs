@@ -6,14 +6,12 @@
 //! sent is not sent.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use dlock::extension::{BatchLimits, BatchQueue, ClientExtension, Full, Priority, Slot};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
@@ -32,36 +30,11 @@ pub(super) const LIMITS: BatchLimits = BatchLimits {
 /// cost each server less.
 pub(super) const LIMITS_OF_ONE_HOME: BatchLimits = BatchLimits { in_flight: 1, ..LIMITS };
 
-/// How long a call has its turn at most: a server that is slow or down does not keep the
-/// other homes from sending.
-const LONGEST_TURN: Duration = Duration::from_millis(1);
-
-/// The homes of one inventory take turns while their batches are small: with few callers, each
-/// home would else send every few requests in a call of their own. A home whose batches are
-/// at least half full needs no turn.
-#[derive(Clone, Default)]
-pub(crate) struct Turns(Option<Arc<Semaphore>>);
-
-impl Turns {
-    /// A third of the homes, and two at least, have their turn at the same time.
-    pub(crate) fn of(homes: usize) -> Self {
-        Turns(Some(Arc::new(Semaphore::new((homes / 3).max(2)))))
-    }
-
-    async fn take(&self) -> Option<OwnedSemaphorePermit> {
-        match &self.0 {
-            Some(turns) => turns.clone().acquire_owned().await.ok(),
-            None => None,
-        }
-    }
-}
-
 pub(crate) struct Combiner {
     store: Arc<dyn Store>,
     extension: ClientExtension,
     inventory: InventoryId,
     queue: Arc<BatchQueue<Pending>>,
-    turns: Turns,
 }
 
 /// A request that waits for a batch.
@@ -90,9 +63,8 @@ impl Combiner {
         extension: ClientExtension,
         inventory: InventoryId,
         limits: BatchLimits,
-        turns: Turns,
     ) -> Self {
-        Combiner { store, extension, inventory, queue: BatchQueue::new(limits), turns }
+        Combiner { store, extension, inventory, queue: BatchQueue::new(limits) }
     }
 
     /// Sends a request in a batch with others.
@@ -157,23 +129,8 @@ struct Sender {
 impl Sender {
     async fn run(mut self, mut slot: Slot<Pending>) {
         let mut batch = Vec::new();
-        let mut is_half_full = false;
-        loop {
-            let turn = if is_half_full { None } else { self.combiner.turns.take().await };
-            if !slot.next_batch(&mut batch) {
-                break;
-            }
-            let weight: usize = batch.iter().map(|pending| pending.request.weight()).sum();
-            is_half_full = weight * 2 >= LIMITS.weight;
-            let mut sent = pin!(self.combiner.send_batch(Unanswered::new(&mut batch)));
-            if let Some(turn) = turn {
-                let in_turn = tokio::time::timeout(LONGEST_TURN, sent.as_mut()).await;
-                drop(turn);
-                if in_turn.is_ok() {
-                    continue;
-                }
-            }
-            sent.await;
+        while slot.next_batch(&mut batch) {
+            self.combiner.send_batch(Unanswered::new(&mut batch)).await;
         }
         self.finished = true;
     }

@@ -6,7 +6,7 @@ use dlock::{Dlock, IntoKey, Key};
 
 use super::admission::Admission;
 use super::backing::{Backing, on_driver, read_failed, store};
-use super::combiner::{LIMITS, Turns};
+use super::combiner::LIMITS;
 use super::doubt::Doubts;
 use super::several::Several;
 use super::{CreationId, Inventory, OpenInventories, SOLD_OUT_FOR, Shared};
@@ -130,7 +130,7 @@ impl Inventory {
             None => {
                 let shared = Arc::new(Shared {
                     inventory: inventory.clone(),
-                    backing: Backing::new(dlock, &inventory, LIMITS, Turns::default())?,
+                    backing: Backing::new(dlock, &inventory, LIMITS)?,
                     admission: Admission::default(),
                     doubts: Doubts::default(),
                     several: several.map(Arc::new),

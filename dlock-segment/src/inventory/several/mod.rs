@@ -28,7 +28,7 @@ use self::balance::Balancer;
 pub(super) use self::create::NewSale;
 pub(super) use self::whole::limit_needs_buyers;
 use super::backing::Backing;
-use super::combiner::{LIMITS_OF_ONE_HOME, Turns};
+use super::combiner::LIMITS_OF_ONE_HOME;
 use super::doubt::Doubts;
 use super::{Inventory, checks};
 use crate::error::{Error, OperationId, Result};
@@ -78,11 +78,10 @@ enum Target {
 
 impl Several {
     fn new(directory: Directory, sites: Vec<Site>) -> Result<Self> {
-        let turns = Turns::of(sites.len());
         let handle = |site: &Site| {
             let dlock = site.dlock.as_ref().ok_or_else(|| no_home(0))?;
             Ok(Handle {
-                backing: Backing::new(dlock, &site.id, LIMITS_OF_ONE_HOME, turns.clone())?,
+                backing: Backing::new(dlock, &site.id, LIMITS_OF_ONE_HOME)?,
                 doubts: Doubts::default(),
                 latest: AtomicU64::new(0),
             })
