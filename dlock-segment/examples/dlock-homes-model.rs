@@ -6,10 +6,9 @@
 //! ```
 //!
 //! Processes have tasks that buy one unit after the other. A deduction waits in its process for
-//! the batch of its home; a home has one call under way, of at most 256 deductions, and homes
-//! whose batches are less than half full take turns, as `inventory::combiner` does it. A primary
-//! runs one call at a time. The time in the network is added; that in the clients is not:
-//! there are enough of them.
+//! the batch of its home; each process has one call to a home under way, of at most 256
+//! deductions, as `inventory::combiner` does it. A primary runs one call at a time. The time in
+//! the network is added; that in the clients is not: there are enough of them.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -22,10 +21,20 @@ const BATCH: usize = 256;
 const HOMES_OF_A_PRIMARY: usize = 2;
 /// There and back, in nanoseconds.
 const NETWORK: u64 = 200_000;
-/// The longest turn of a call that is less than half full.
-const LONGEST_TURN: u64 = 1_000_000;
 const WARM_UP: u64 = 20_000_000;
 const MEASURED: u64 = 80_000_000;
+
+/// Primaries, processes, and tasks of each process. The first two are those that were measured.
+const CASES: [(usize, usize, usize); 8] = [
+    (3, 1, 500),
+    (3, 1, 3_000),
+    (1, 1, 3_000),
+    (3, 3, 3_000),
+    (10, 10, 3_000),
+    (10, 10, 10_000),
+    (100, 100, 10_000),
+    (100, 20, 50_000),
+];
 
 /// What a call costs its primary, in nanoseconds.
 #[derive(Clone, Copy)]
@@ -43,8 +52,6 @@ enum Event {
     Worked { sender: usize },
     /// Its answer is back.
     Answered { sender: usize },
-    /// Its turn is over.
-    TurnEnds { sender: usize, call: u64 },
 }
 
 /// A home, as one process sends to it.
@@ -53,16 +60,6 @@ struct Sender {
     /// When each task began that waits here.
     pending: VecDeque<u64>,
     under_way: Vec<u64>,
-    calls: u64,
-    is_busy: bool,
-    has_turn: bool,
-    was_half_full: bool,
-}
-
-#[derive(Default)]
-struct Process {
-    turns: usize,
-    waiting: VecDeque<usize>,
 }
 
 struct Model {
@@ -71,7 +68,7 @@ struct Model {
     now: u64,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     senders: Vec<Sender>,
-    processes: Vec<Process>,
+    processes: usize,
     /// The calls that wait at each primary; the first one is worked on.
     primaries: Vec<VecDeque<usize>>,
     random: StdRng,
@@ -89,14 +86,13 @@ struct Figures {
 impl Model {
     fn new(cost: Cost, primaries: usize, processes: usize) -> Self {
         let homes = primaries * HOMES_OF_A_PRIMARY;
-        let process = || Process { turns: (homes / 3).max(2), ..Process::default() };
         Model {
             cost,
             homes,
             now: 0,
             events: BinaryHeap::new(),
             senders: (0..processes * homes).map(|_| Sender::default()).collect(),
-            processes: (0..processes).map(|_| process()).collect(),
+            processes,
             primaries: vec![VecDeque::new(); primaries],
             random: StdRng::seed_from_u64(1),
             measured: Figures::default(),
@@ -115,49 +111,13 @@ impl Model {
     }
 
     fn try_to_send(&mut self, at: usize) {
-        let process = at / self.homes;
-        let sender = &mut self.senders[at];
-        if sender.is_busy || sender.pending.is_empty() {
+        let Sender { pending, under_way } = &mut self.senders[at];
+        if !under_way.is_empty() || pending.is_empty() {
             return;
         }
-        sender.is_busy = true;
-        if sender.was_half_full {
-            return self.send(at);
-        }
-        let Process { turns, waiting } = &mut self.processes[process];
-        if *turns == 0 {
-            return waiting.push_back(at);
-        }
-        *turns -= 1;
-        self.senders[at].has_turn = true;
-        self.send(at);
-    }
-
-    fn send(&mut self, at: usize) {
-        let sender = &mut self.senders[at];
-        let count = sender.pending.len().min(BATCH);
-        sender.under_way = sender.pending.drain(..count).collect();
-        sender.was_half_full = count * 2 >= BATCH;
-        sender.calls += 1;
-        let call = sender.calls;
-        if sender.has_turn {
-            self.at(LONGEST_TURN, Event::TurnEnds { sender: at, call });
-        }
+        let count = pending.len().min(BATCH);
+        *under_way = pending.drain(..count).collect();
         self.at(NETWORK / 2, Event::Reached { sender: at });
-    }
-
-    fn give_turn_back(&mut self, at: usize) {
-        if !std::mem::take(&mut self.senders[at].has_turn) {
-            return;
-        }
-        let process = &mut self.processes[at / self.homes];
-        match process.waiting.pop_front() {
-            None => process.turns += 1,
-            Some(next) => {
-                self.senders[next].has_turn = true;
-                self.send(next);
-            }
-        }
     }
 
     fn work(&mut self, primary: usize) {
@@ -188,26 +148,20 @@ impl Model {
                 self.at(NETWORK / 2, Event::Answered { sender });
             }
             Event::Answered { sender } => {
-                self.give_turn_back(sender);
-                self.senders[sender].is_busy = false;
+                let answered = std::mem::take(&mut self.senders[sender].under_way);
                 self.try_to_send(sender);
-                for began in std::mem::take(&mut self.senders[sender].under_way) {
+                for began in answered {
                     if began >= WARM_UP {
                         self.measured.took.push(self.now - began);
                     }
                     self.buy(sender / self.homes);
                 }
             }
-            Event::TurnEnds { sender, call } => {
-                if self.senders[sender].calls == call {
-                    self.give_turn_back(sender);
-                }
-            }
         }
     }
 
     fn run(mut self, tasks: usize) -> Figures {
-        for process in 0..self.processes.len() {
+        for process in 0..self.processes {
             (0..tasks).for_each(|_| self.buy(process));
         }
         while let Some(Reverse((at, event))) = self.events.pop() {
@@ -233,20 +187,18 @@ fn main() {
         "| primaries | processes x tasks | deductions/s | in a call | server time each | p50 | p99 |"
     );
     println!("|---|---|---|---|---|---|---|");
-    for (primaries, processes) in [(1, 1), (3, 3), (10, 10), (100, 100)] {
-        for tasks in [500, 3_000] {
-            let Figures { sold, calls, busy, mut took } =
-                Model::new(cost, primaries, processes).run(tasks);
-            took.sort_unstable();
-            let millis = |part: f64| took[(took.len() as f64 * part) as usize] as f64 / 1e6;
-            println!(
-                "| {primaries} | {processes} x {tasks} | {:.0} | {:.0} | {:.1} µs | {:.1} ms | {:.1} ms |",
-                sold as f64 * 1e9 / MEASURED as f64,
-                sold as f64 / calls as f64,
-                busy as f64 / 1_000.0 / sold as f64,
-                millis(0.5),
-                millis(0.99),
-            );
-        }
+    for (primaries, processes, tasks) in CASES {
+        let Figures { sold, calls, busy, mut took } =
+            Model::new(cost, primaries, processes).run(tasks);
+        took.sort_unstable();
+        let millis = |part: f64| took[(took.len() as f64 * part) as usize] as f64 / 1e6;
+        println!(
+            "| {primaries} | {processes} x {tasks} | {:.0} | {:.0} | {:.1} µs | {:.1} ms | {:.1} ms |",
+            sold as f64 * 1e9 / MEASURED as f64,
+            sold as f64 / calls as f64,
+            busy as f64 / 1_000.0 / sold as f64,
+            millis(0.5),
+            millis(0.99),
+        );
     }
 }
