@@ -7,6 +7,7 @@ use dlock::Dlock;
 use dlock::backend::sql::Postgres;
 use dlock_testkit::conformance::Suite;
 use dlock_testkit::database_servers::{PgBouncer, PostgresServer};
+use dlock_testkit::proxy::Proxy;
 
 fn client(url: &str) -> Dlock {
     let url = format!("{url}?migrate=true");
@@ -64,6 +65,28 @@ async fn hand_overs_are_told() {
     }
     took.sort();
     assert!(took[10] < Duration::from_millis(100), "handed over after {took:?}");
+}
+
+/// The connection that listens is half open: no messages come, and nobody says so. The client
+/// notices, and listens on another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_half_open_listener_is_replaced() {
+    let Some(server) = PostgresServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let through = client(&format!("postgres://dlock@127.0.0.1:{}/dlock", proxy.port()));
+    drop(through.mutex("a").lock().await.expect("the lock"));
+    let listening =
+        || server.sql("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%dlock_%'");
+    assert_eq!(listening(), "1");
+    proxy.freeze();
+    let lock = through.mutex("a").wait(Duration::from_secs(60));
+    drop(lock.lock().await.expect("the lock, on another connection"));
+    let began = std::time::Instant::now();
+    while listening() != "2" {
+        // The old one is still there: the server does not know that it is cut off.
+        assert!(began.elapsed() < Duration::from_secs(60), "{} listen", listening());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// Nothing listens on the sessions of a pooler: whoever uses them next would get messages

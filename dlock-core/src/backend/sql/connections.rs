@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sqlx::ConnectOptions as _;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 use super::database::{Conn, Database};
 use super::errors::{Cause, Fault};
@@ -21,6 +21,8 @@ pub(super) struct Connections<D: Database> {
     idle: Mutex<Vec<Conn<D>>>,
     free: Semaphore,
     use_for: UseFor,
+    /// A connection was closed after a call that failed or was given up.
+    pub(super) lost: Notify,
 }
 
 /// What connections are used for.
@@ -38,7 +40,8 @@ impl<D: Database> Connections<D> {
             UseFor::Locks => D::CONNECTIONS,
             UseFor::Jobs => D::JOB_CONNECTIONS,
         };
-        Connections { idle: Mutex::default(), free: Semaphore::new(count), use_for }
+        let (idle, free) = (Mutex::default(), Semaphore::new(count));
+        Connections { idle, free, use_for, lost: Notify::new() }
     }
 
     /// A connection, made if there is none.
@@ -99,6 +102,14 @@ impl<D: Database> InUse<'_, D> {
     pub(super) fn give_back(mut self) {
         if let Some(conn) = self.conn.take() {
             self.home.idle.lock().push(conn);
+        }
+    }
+}
+
+impl<D: Database> Drop for InUse<'_, D> {
+    fn drop(&mut self) {
+        if self.conn.is_some() {
+            self.home.lost.notify_one();
         }
     }
 }

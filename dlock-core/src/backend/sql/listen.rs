@@ -43,8 +43,10 @@ const ARRIVAL: Duration = Duration::from_secs(1);
 const PROBE: Duration = Duration::from_secs(10);
 /// The pause before another attempt to listen. Behind a pooler all of them fail.
 const RETRY: Duration = Duration::from_secs(30);
-/// The pause after a connection broke that had worked.
+/// The pause before another attempt where messages have come before; it doubles some times.
 const RECONNECT: Duration = Duration::from_millis(200);
+/// How long a connection that listens may take to be made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The start of a message to itself.
 const HELLO: &str = "hello ";
 
@@ -101,12 +103,16 @@ pub(super) async fn ensure(store: &Arc<Store<PostgresDatabase>>) {
 
 async fn listen(store: Arc<Store<PostgresDatabase>>) {
     let listening = &store.database.listening;
+    // Where messages have come before, there is no pooler: the server is away.
+    let (mut has_worked, mut failed) = (false, 0_u32);
     loop {
         let heard = store.hear().await;
         let had_worked = listening.session.swap(false, Ordering::AcqRel);
         listening.tried.send_replace(true);
+        has_worked |= had_worked;
+        failed = if had_worked { 0 } else { failed + 1 };
         if let Err(error) = heard
-            && !had_worked
+            && !has_worked
         {
             tracing::info!(
                 why = %error,
@@ -114,7 +120,7 @@ async fn listen(store: Arc<Store<PostgresDatabase>>) {
             );
         }
         let spread = rand::rng().random_range(0.75..1.25);
-        let pause = if had_worked { RECONNECT } else { RETRY };
+        let pause = if has_worked { RECONNECT * (1 << failed.min(3)) } else { RETRY };
         tokio::time::sleep(pause.mul_f64(spread)).await;
     }
 }
@@ -127,8 +133,8 @@ async fn is_own_session(listener: &mut PgListener, mark: &str) -> sqlx::Result<b
 }
 
 impl Store<PostgresDatabase> {
-    /// Passes notices on until messages no longer come.
-    async fn hear(&self) -> Result<(), Error> {
+    /// Makes a connection that listens, in a session of its own.
+    async fn listener(&self) -> Result<PgListener, Error> {
         let fault = |error| self.fault(error).error;
         let mark = format!("{:016x}", rand::rng().random::<u64>());
         let options = self.database.options()?.options([("dlock.session", &mark)]);
@@ -144,11 +150,30 @@ impl Store<PostgresDatabase> {
                 .saying("the session is not the connection's own; there is a pooler in between"));
         }
         listener.listen(&messages::channel(self.client)).await.map_err(fault)?;
+        Ok(listener)
+    }
+
+    /// Passes notices on until messages no longer come.
+    async fn hear(&self) -> Result<(), Error> {
+        let fault = |error| self.fault(error).error;
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.listener()).await;
+        let late = |_| Err(fault(std::io::Error::from(std::io::ErrorKind::TimedOut).into()));
+        let mut listener = connecting.unwrap_or_else(late)?;
         let listening = &self.database.listening;
         let mut expected = Some(self.say_hello().await.map_err(|fault| fault.error)?);
         let mut wait = ARRIVAL;
         loop {
-            match tokio::time::timeout(wait, listener.try_recv()).await {
+            let message = tokio::time::timeout(wait, listener.try_recv());
+            let message = tokio::select! {
+                message = message => message,
+                // If a call was not answered, messages may not come either.
+                () = self.connections.lost.notified(), if expected.is_none() => {
+                    expected = Some(self.say_hello().await.map_err(|fault| fault.error)?);
+                    wait = ARRIVAL;
+                    continue;
+                }
+            };
+            match message {
                 Ok(Ok(Some(message))) => match message.payload().strip_prefix(HELLO) {
                     Some(number) => {
                         if number.parse() == Ok(expected.unwrap_or_default()) {
@@ -167,8 +192,9 @@ impl Store<PostgresDatabase> {
                 Ok(Ok(None)) => return Ok(()), // the connection broke
                 Ok(Err(error)) => return Err(fault(error)),
                 Err(_) if expected.is_some() => {
-                    let _ = listener.unlisten_all().await;
-                    return Ok(()); // the hello did not come
+                    // The hello did not come. It is not waited for an UNLISTEN, which a drop
+                    // sends: a connection that is cut off would never answer.
+                    return Ok(());
                 }
                 Err(_) if self.tracker.is_empty() => {}
                 Err(_) => {
@@ -181,6 +207,10 @@ impl Store<PostgresDatabase> {
 
     /// Sends a message to itself, on another connection.
     async fn say_hello(&self) -> Result<u64, Fault> {
+        self.in_time(self.try_hello()).await
+    }
+
+    async fn try_hello(&self) -> Result<u64, Fault> {
         let number = self.database.listening.hellos.fetch_add(1, Ordering::Relaxed) + 1;
         let channel = messages::channel(self.client);
         let mut in_use = self.connections.take(&self.database).await?;

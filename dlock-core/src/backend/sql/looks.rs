@@ -267,7 +267,7 @@ async fn look<D: Database>(running: Ending<D>) {
             }
             Ok::<_, Fault>(changed)
         };
-        pause = match looked.await {
+        pause = match store.in_time(looked).await {
             Ok(true) => FIRST,
             Ok(false) => (pause * 3 / 2).min(LONGEST),
             Err(_) => LONGEST, // the calls tell of it

@@ -57,6 +57,19 @@ impl<D: Database> Store<D> {
     /// Removes the rows that were not used for this long, unless somebody has swept
     /// since `every`. Answers how many rows were removed.
     pub(super) async fn sweep(&self, every: Duration, kept: Duration) -> Result<usize, Fault> {
+        let claimed = self.in_time(self.claim_sweep(every)).await?;
+        let (mut removed, mut from) = (0, Some(String::new()));
+        while let Some(id) = from.filter(|_| claimed) {
+            let (some, next) = self.in_time(self.sweep_from(&id, kept)).await?;
+            removed += some;
+            from = next;
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(removed)
+    }
+
+    /// Whether this client is the one to sweep.
+    async fn claim_sweep(&self, every: Duration) -> Result<bool, Fault> {
         let mut in_use = self.connections.take(&self.database).await?;
         let (database, conn) = (&self.database, in_use.conn());
         let claimed = async {
@@ -69,14 +82,7 @@ impl<D: Database> Store<D> {
         };
         let claimed = claimed.await.map_err(|error| self.fault(error))?;
         in_use.give_back();
-        let (mut removed, mut from) = (0, Some(String::new()));
-        while let Some(id) = from.filter(|_| claimed) {
-            let (some, next) = self.sweep_from(&id, kept).await?;
-            removed += some;
-            from = next;
-            tokio::time::sleep(PAUSE).await;
-        }
-        Ok(removed)
+        Ok(claimed)
     }
 
     /// One step: how many rows were removed, and where to go on.

@@ -12,6 +12,7 @@
 //! - *Messages*: other clients hear of a change with its commit, this one after it.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -246,6 +247,18 @@ impl<D: Database> Store<D> {
         if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
             listener.notice(key, owner, notice);
         }
+    }
+
+    /// What nobody waits for is given up after the time of a call, too: it would keep a
+    /// connection that does not answer.
+    pub(super) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, Fault>> + Send,
+    ) -> Result<T, Fault> {
+        tokio::time::timeout(self.call_timeout, work).await.unwrap_or_else(|_| {
+            let late = sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
+            Err(self.fault(late))
+        })
     }
 
     pub(super) fn fault(&self, error: sqlx::Error) -> Fault {
