@@ -19,13 +19,27 @@ pub enum Cause {
     /// The server refuses connections or changes for now: too many connections, a full
     /// disk, a standby.
     Refused(&'static str),
-    /// The credentials or rights do not suffice.
+    /// The user or the password is wrong.
+    Credentials,
+    /// The rights of the user do not suffice.
     Denied,
+    /// What the URL names cannot have the locks: there is no such database, or its tables are
+    /// others.
+    Unfit(&'static str),
     /// The tables are missing.
     NoTables,
     /// The server has another fault; it will not go away by itself.
     Other,
 }
+
+/// Why a database cannot be used that is not there.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) const NO_DATABASE: Cause =
+    Cause::Unfit("there is no database with this name; make it, or correct the name in the URL");
+/// Why a database cannot be used that has other tables.
+pub(super) const OTHER_TABLES: Cause = Cause::Unfit(
+    "another version of dlock, or another program, made its tables `dlock_...`; use the same version everywhere, or another database",
+);
 
 /// A failed transaction.
 #[derive(Debug)]
@@ -53,10 +67,17 @@ impl Fault {
             Cause::Refused(why) => {
                 (ErrorKind::Unavailable, format!("the database at {address} refuses: {why}"))
             }
+            Cause::Credentials => (
+                ErrorKind::Denied,
+                format!("the database at {address} refused the user or the password; check them in the URL or in the password file"),
+            ),
             Cause::Denied => (
                 ErrorKind::Denied,
-                format!("the database at {address} refused the credentials, or they lack a right; docs/sql.md lists the rights"),
+                format!("the user lacks a right in the database at {address}; docs/sql.md lists the rights"),
             ),
+            Cause::Unfit(why) => {
+                (ErrorKind::Config, format!("the database at {address} cannot be used: {why}"))
+            }
             Cause::NoTables => (
                 ErrorKind::Config,
                 format!("the database at {address} does not have the tables of dlock; make them with `dlock schema --url ...` or with .migrate(true)"),

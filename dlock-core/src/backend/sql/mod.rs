@@ -177,14 +177,12 @@ impl<D: Database> Store<D> {
         };
         let layout = read.await.map_err(|error| self.fault(error))?;
         in_use.give_back();
-        match layout {
-            Some(LAYOUT) => Ok(()),
-            Some(_) => Err(Fault::unknown_layout()),
-            None => {
-                let (none, address) = (sqlx::Error::RowNotFound, self.database.address());
-                Err(Fault::before_commit(Cause::NoTables, none, address))
-            }
-        }
+        let cause = match layout {
+            Some(LAYOUT) => return Ok(()),
+            Some(_) => errors::OTHER_TABLES,
+            None => Cause::NoTables,
+        };
+        Err(Fault::before_commit(cause, sqlx::Error::RowNotFound, self.database.address()))
     }
 
     /// Some keys in use, and where to go on.

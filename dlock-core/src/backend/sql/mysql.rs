@@ -16,7 +16,7 @@ use url::Url;
 use super::Sql;
 use super::address::{self, Server, with_tls_files};
 use super::database::{COLUMNS, Database, RowWrite};
-use super::errors::Cause;
+use super::errors::{Cause, NO_DATABASE, OTHER_TABLES};
 use super::session::{Dialect, Session};
 use crate::config::{Settings, SslMode};
 use crate::error::Result;
@@ -159,11 +159,16 @@ pub(super) fn cause(error: &(dyn DatabaseError + 'static)) -> Cause {
     match number(error) {
         1213 | 1062 | 1020 => Cause::Conflict,
         1205 | 3572 => Cause::Locked,
-        1044 | 1045 | 1142 | 1143 | 1227 | 1370 | 1698 => Cause::Denied,
-        1146 | 1049 => Cause::NoTables,
+        1045 | 1698 => Cause::Credentials,
+        1044 | 1142 | 1143 | 1227 | 1370 => Cause::Denied,
+        1049 => NO_DATABASE,
+        1054 => OTHER_TABLES,
+        1146 => Cause::NoTables,
         1040 | 1203 | 1226 => Cause::Refused("it has too many connections"),
         1021 | 1041 | 1114 => Cause::Refused("its disk or memory is full"),
-        1290 | 1836 | 1792 => Cause::Refused("it is a replica, or read-only"),
+        1290 | 1836 | 1792 => {
+            Cause::Refused("it is a replica, or read-only; give the address of the primary")
+        }
         1053 | 1927 | 1317 | 4031 | 1077 => Cause::Disconnected,
         _ => Cause::Other,
     }

@@ -19,7 +19,7 @@ use url::Url;
 use super::Sql;
 use super::address::{self, Server, with_tls_files};
 use super::database::{COLUMNS, Database, Messages, REPLACE, RowWrite, lock_timeout};
-use super::errors::Cause;
+use super::errors::{Cause, NO_DATABASE, OTHER_TABLES};
 use super::listen::Listening;
 use super::session::{Dialect, Session};
 use super::transaction::Store;
@@ -195,10 +195,12 @@ pub(super) fn cause(error: &(dyn DatabaseError + 'static)) -> Cause {
         "55P03" => Cause::Locked,
         "42P01" | "3F000" => Cause::NoTables,
         "42501" => Cause::Denied,
-        code if code.starts_with("28") => Cause::Denied,
+        code if code.starts_with("28") => Cause::Credentials,
+        "3D000" => NO_DATABASE,
+        "42703" | "42804" => OTHER_TABLES,
         "53300" => Cause::Refused("it has too many connections"),
         "53100" => Cause::Refused("its disk is full"),
-        "25006" => Cause::Refused("it is a standby, or read-only"),
+        "25006" => Cause::Refused("it is a standby, or read-only; give the address of the primary"),
         "57P03" => Cause::Refused("it is starting or stopping"),
         "57P01" | "57P02" | "25P03" => Cause::Disconnected,
         code if code.starts_with("08") => Cause::Disconnected,

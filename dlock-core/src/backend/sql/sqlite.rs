@@ -18,7 +18,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, raw_sql};
 use url::Url;
 
 use super::database::{COLUMNS, Database, REPLACE, RowWrite, Time};
-use super::errors::Cause;
+use super::errors::{Cause, OTHER_TABLES};
 use super::session::{Dialect, Session};
 use super::transaction::signed;
 use super::{Sql, address};
@@ -192,6 +192,9 @@ pub(super) fn cause(error: &(dyn DatabaseError + 'static)) -> Cause {
     match code & 0xff {
         5 | 6 => Cause::Conflict,
         1 if error.message().starts_with("no such table") => Cause::NoTables,
+        1 if error.message().contains("no column") => OTHER_TABLES,
+        1 if error.message().starts_with("no such column") => OTHER_TABLES,
+        26 => Cause::Unfit("the file is not one of SQLite; give another path"),
         14 => Cause::NoTables,
         10 => Cause::Refused("the file cannot be read or written"),
         13 => Cause::Refused("the disk is full"),
