@@ -15,6 +15,7 @@ mod history;
 pub mod holder;
 pub mod interop;
 pub mod interval;
+pub mod latencies;
 pub mod process;
 pub mod proxy;
 pub mod record_checker;
