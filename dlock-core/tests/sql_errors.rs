@@ -1,0 +1,61 @@
+//! What a wrong URL, a wrong password or wrong tables lead to: an error that says what to
+//! change.
+
+use dlock::backend::sql::make_tables;
+use dlock::{Config, Dlock, Error, ErrorKind};
+use dlock_testkit::database_servers::MariaDbServer;
+
+/// Connects, takes a lock, and says why that fails.
+async fn refused(url: &str) -> Error {
+    let dlock = match Dlock::connect(url).await {
+        Ok(dlock) => dlock,
+        Err(error) => return error,
+    };
+    dlock.mutex("a").try_lock().await.expect_err("it cannot work")
+}
+
+async fn check(url: &str, kind: ErrorKind, says: &str) {
+    let error = refused(url).await;
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.to_string().contains(says), "{error}");
+    assert!(!error.to_string().contains("secret"), "it tells the password: {error}");
+}
+
+/// The tables are missing and then made; the name of the database is wrong; the server has no
+/// TLS.
+async fn wrong_urls(url: &str) {
+    check(url, ErrorKind::Config, "dlock schema").await;
+    make_tables(&Config::from_url(url).expect("a URL")).await.expect("tables");
+    let other = format!("{}shop", url.trim_end_matches("dlock"));
+    check(&other, ErrorKind::Config, "no database with this name").await;
+    check(&format!("{url}?sslmode=require"), ErrorKind::Unavailable, "sslmode=disable").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb() {
+    let Some(server) = MariaDbServer::start() else { return };
+    let url = server.url();
+    wrong_urls(&url).await;
+
+    server.sql("CREATE USER shop IDENTIFIED BY 'right'; GRANT ALL ON dlock.* TO shop");
+    let user = url.replace("root@", "shop:right@");
+    let wrong = user.replace("right", "secret");
+    check(&wrong, ErrorKind::Denied, "the user or the password").await;
+    server.sql("SET GLOBAL read_only = 1");
+    check(&user, ErrorKind::Unavailable, "the address of the primary").await;
+    server.sql("SET GLOBAL read_only = 0");
+
+    server.sql("UPDATE dlock.dlock_meta SET value = 99 WHERE name = 'layout'");
+    check(&url, ErrorKind::Config, "use the same version").await;
+    server.sql("ALTER TABLE dlock.dlock_meta RENAME COLUMN value TO other");
+    check(&url, ErrorKind::Config, "use the same version").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite() {
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let file = directory.path().join("locks.db");
+    let url = format!("sqlite://{}", file.display());
+    std::fs::write(&file, "a text that is long enough to be no header of SQLite").expect("a file");
+    check(&url, ErrorKind::Config, "not one of SQLite").await;
+}
