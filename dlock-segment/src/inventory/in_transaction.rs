@@ -190,6 +190,15 @@ impl Outbox {
     /// `limit`. A new reader begins with the oldest entry that is kept. Entries that are not
     /// acknowledged come again.
     ///
+    /// ```
+    /// # async fn example(sale: dlock_segment::Inventory) -> dlock_segment::Result<()> {
+    /// let outbox = sale.outbox("mail")?;
+    /// for entry in outbox.next(100).await? {
+    ///     println!("{}: {} units", entry.sequence, entry.quantity);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `Invalid` if the inventory keeps no journal. `NotFound` if it was removed, `Store` if
     /// the database cannot be used.
@@ -210,6 +219,15 @@ impl Outbox {
     }
 
     /// Says that all entries up to this `sequence` are done.
+    ///
+    /// ```
+    /// # async fn example(sale: dlock_segment::Inventory) -> dlock_segment::Result<()> {
+    /// let outbox = sale.outbox("mail")?;
+    /// if let Some(last) = outbox.next(100).await?.last() {
+    ///     outbox.acknowledge(last.sequence).await?; // after the mails were sent
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`next`](Self::next). `Unknown` if the database did not answer; then some entries
@@ -254,6 +272,13 @@ impl Outbox {
     }
 
     /// Forgets the reader, so that nothing is kept for it.
+    ///
+    /// ```
+    /// # async fn example(sale: dlock_segment::Inventory) -> dlock_segment::Result<()> {
+    /// let outbox = sale.outbox("mail")?;
+    /// outbox.forget().await?; // there are no mails any more
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`acknowledge`](Self::acknowledge).

@@ -157,6 +157,17 @@ impl LeaseBuilder {
 
     /// Reserves the first lot and starts to sell.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::{Inventory, LeasedDeduction};
+    ///
+    /// let sale = Inventory::builder(&dlock, "tablet").stock(1_000).create().await?;
+    /// let units = sale.lease_units().lot(100, 500).start().await?;
+    /// assert_eq!(units.deduct(1), LeasedDeduction::Taken);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `Invalid` if the inventory limits each buyer or is routed by buyer, or if a lot or the
     /// ttl is out of bounds. Else as [`DeductRequest::send`](crate::DeductRequest::send).
@@ -235,6 +246,17 @@ impl LeasedUnits {
 
     /// Sells units, and waits for the next lot if this process has too few.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::{Inventory, LeasedDeduction};
+    ///
+    /// let sale = Inventory::builder(&dlock, "watch").stock(1_000).create().await?;
+    /// let units = sale.lease_units().start().await?;
+    /// assert_eq!(units.deduct_or_wait(2).await, LeasedDeduction::Taken);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Cancel safety
     /// If it is dropped while it waits, nothing was sold.
     pub async fn deduct_or_wait(&self, quantity: u64) -> LeasedDeduction {
@@ -256,6 +278,19 @@ impl LeasedUnits {
     }
 
     /// Stops selling, reports what was sold and gives the rest back.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::{Inventory, LeasedDeduction};
+    ///
+    /// let sale = Inventory::builder(&dlock, "camera").stock(1_000).create().await?;
+    /// let units = sale.lease_units().start().await?;
+    /// assert_eq!(units.deduct(3), LeasedDeduction::Taken);
+    /// let totals = units.stop().await?;
+    /// assert_eq!((totals.reported, totals.debt), (3, 0));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `Unknown` or `Store` if the store does not answer: then the units that were sold of the

@@ -78,6 +78,17 @@ impl Inventory {
     /// Opens an inventory whose homes are on several independent servers: their clients, in
     /// the order in which they were given when it was created.
     ///
+    /// ```
+    /// # async fn example() -> dlock_segment::Result<()> {
+    /// use dlock::Dlock;
+    /// use dlock_segment::Inventory;
+    ///
+    /// let one = Dlock::connect("redis://a.internal").await?;
+    /// let two = Dlock::connect("redis://b.internal").await?;
+    /// let sale = Inventory::open_on(&[one, two], "phone", None).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As [`open_created`](Self::open_created), and `Conflict` if the servers are others, or
     /// in another order. `Lost` if some of the homes are there and others are not. A server

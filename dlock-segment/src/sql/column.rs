@@ -93,6 +93,18 @@ impl StockColumn {
     /// Takes units of a row inside a transaction of yours. Answers whether it did: `false`
     /// if there is no such row, or fewer units are left.
     ///
+    /// ```
+    /// # #[cfg(feature = "postgres")]
+    /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use dlock_segment::sql::StockColumn;
+    ///
+    /// let mut tx = pool.begin().await?;
+    /// if StockColumn::new("product", "stock", "id")?.deduct_in(&mut tx, 7, 2).await? {
+    ///     tx.commit().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `Invalid` if the quantity is 0 or above `i64::MAX`. `Store` if the database failed,
     /// found a deadlock or gave up waiting: roll back, and try it again if that makes sense.
@@ -111,6 +123,18 @@ impl StockColumn {
 
     /// Gives units back to a row inside a transaction of yours. Answers whether there is
     /// such a row.
+    ///
+    /// ```
+    /// # #[cfg(feature = "postgres")]
+    /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use dlock_segment::sql::StockColumn;
+    ///
+    /// let mut tx = pool.begin().await?;
+    /// if StockColumn::new("product", "stock", "id")?.give_back_in(&mut tx, 7, 2).await? {
+    ///     tx.commit().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`deduct_in`](Self::deduct_in).

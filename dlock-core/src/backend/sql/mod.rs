@@ -93,6 +93,15 @@ impl<D: Database> Sql<D> {
 
     /// Makes the tables that are missing.
     ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # async fn example() -> dlock::Result<()> {
+    /// use dlock::backend::sql::Sqlite;
+    ///
+    /// Sqlite::new("sqlite:///var/lib/shop/locks.db?migrate=true", "shop")?.migrate().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// `Denied` if the user may not make tables, `Unavailable` if the database cannot be
     /// reached.
