@@ -115,7 +115,7 @@ async fn a_long_transaction_does_not_stall_leases() {
             let guard = dlock.mutex("a").lock().await.expect("the lease");
             let _ = guard.release().await.expect("an answer");
             took.add(cycle.elapsed());
-            assert_eq!(kept.state(), dlock::State::Held);
+            assert_ne!(kept.state(), dlock::State::Lost);
         }
         took
     };
