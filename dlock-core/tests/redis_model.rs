@@ -118,7 +118,7 @@ impl Round {
     /// Renews a lease; that of every other owner behind one on the same terms that is lost,
     /// since the terms are written once then.
     async fn renew(&self, lease: Claim) -> RenewOutcome {
-        let behind = lease.owner.bits() % 2 == 0;
+        let behind = lease.owner.bits().is_multiple_of(2);
         let key = Key::new(format!("{}:beside", self.key.as_str())).expect("a key");
         let beside = behind.then(|| Claim { key, ..lease.clone() });
         let leases: Vec<_> = beside.into_iter().chain([lease]).map(Arc::new).collect();

@@ -127,13 +127,16 @@ impl ReceivedAnswers {
             if page.is_empty() {
                 return;
             }
-            self.lost += super::with_records(sale, page, compare_all).await;
+            self.lost += super::with_records(sale, page, |id, received, resolved| {
+                compare_all(id, received, resolved)
+            })
+            .await;
         }
     }
 }
 
 /// The answers that do not agree with the record, in words.
-fn compare_all(id: &str, received: &Vec<(String, Value)>, resolved: &Resolved) -> Vec<String> {
+fn compare_all(id: &str, received: &[(String, Value)], resolved: &Resolved) -> Vec<String> {
     let differ = received.iter().filter(|(word, value)| !agrees(word, value, resolved));
     let said = |(word, value): &(String, Value)| {
         format!("{id} was answered {word} {value}, but the record is {resolved:?}")
