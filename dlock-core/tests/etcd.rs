@@ -8,7 +8,6 @@ use dlock::{Dlock, ErrorKind, Key, ReleaseOutcome};
 use dlock_testkit::conformance::{Link, Suite, eventually};
 use dlock_testkit::etcd::{EtcdCluster, EtcdServer};
 use dlock_testkit::proxy::Proxy;
-use dlock_testkit::session_servers::SessionServer as _;
 
 /// The ttl of the leases.
 const TTL: Duration = Duration::from_secs(2);
