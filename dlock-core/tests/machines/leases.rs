@@ -178,6 +178,25 @@ fn a_break_leaves_no_ghost_of_a_late_acquire() {
     );
 }
 
+/// The same if the answer to that acquire is here before the notice of the break.
+#[test]
+fn a_break_that_is_told_late_leaves_no_ghost() {
+    let mut process = Process::new();
+    let ticket = process.enqueue(at(0));
+    let (call, claim) = process.acquire();
+    process.queued(at(1), call);
+    process.tick(at(1_000));
+    let (call, _) = process.acquire();
+    let grant = Grant { first: 10, count: 5 };
+    process.notice(at(1_001), claim.owner, Notice::Granted { grant, sent: at(1_000) });
+    process.granted(at(1_002), call, 20, 5); // it was applied after the break
+    process.notice(at(1_003), claim.owner, broken());
+    assert!(matches!(process.machine.status(at(1_003), ticket), LeaseStatus::Lost(_)));
+    assert!(
+        matches!(process.call().1, Request::Release(released, _) if released.owner == claim.owner)
+    );
+}
+
 /// After a failover a lease is renewed at once, not a third of its ttl later, and a waiter
 /// asks again.
 #[test]

@@ -319,7 +319,13 @@ impl Keeper {
             }
             (Notice::Lost(reason), Phase::Held { .. }) => {
                 self.coverage.count(Transition::TakenAway);
-                self.taken_away(now, id, out);
+                if reason == LossReason::SessionLost {
+                    self.taken_away(now, id, out);
+                } else {
+                    // An acquire that was under way may have been granted anew after the break,
+                    // and its answer may have overtaken the notice.
+                    self.release(now, id, Release::Now, None, out);
+                }
                 Some(ClaimEvent::Lost(reason))
             }
             // It has overtaken the grant that it is about.
