@@ -160,11 +160,8 @@ impl LeaseBuilder {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// use dlock_segment::{Inventory, LeasedDeduction};
-    ///
-    /// let sale = Inventory::builder(&dlock, "tablet").stock(1_000).create().await?;
+    /// let sale = dlock_segment::Inventory::builder(&dlock, "tablet").stock(1_000).create().await?;
     /// let units = sale.lease_units().lot(100, 500).start().await?;
-    /// assert_eq!(units.deduct(1), LeasedDeduction::Taken);
     /// # Ok(()) }
     /// ```
     ///
@@ -250,7 +247,6 @@ impl LeasedUnits {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// use dlock_segment::{Inventory, LeasedDeduction};
-    ///
     /// let sale = Inventory::builder(&dlock, "watch").stock(1_000).create().await?;
     /// let units = sale.lease_units().start().await?;
     /// assert_eq!(units.deduct_or_wait(2).await, LeasedDeduction::Taken);
@@ -283,12 +279,10 @@ impl LeasedUnits {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
     /// use dlock_segment::{Inventory, LeasedDeduction};
-    ///
     /// let sale = Inventory::builder(&dlock, "camera").stock(1_000).create().await?;
     /// let units = sale.lease_units().start().await?;
     /// assert_eq!(units.deduct(3), LeasedDeduction::Taken);
-    /// let totals = units.stop().await?;
-    /// assert_eq!((totals.reported, totals.debt), (3, 0));
+    /// assert_eq!(units.stop().await?.reported, 3);
     /// # Ok(()) }
     /// ```
     ///
