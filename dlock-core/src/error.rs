@@ -166,6 +166,11 @@ impl Error {
         }))
     }
 
+    /// Makes the error of an option that cannot be used; the message says what to write.
+    pub(crate) fn config(detail: impl Into<String>) -> Self {
+        Error::new(ErrorKind::Config, Operation::Configure).saying(detail)
+    }
+
     /// Sets the message: what happened and what to do. It must not contain secrets or
     /// the values of keys.
     #[must_use]

@@ -9,6 +9,9 @@ use crate::config::{MAX_TTL, MIN_TTL};
 const MAX_HANDOVERS: u32 = 64;
 const MAX_HANDOVER_TIME: Duration = Duration::from_millis(5);
 
+/// One batch is worked on by the backend while the next is on its way.
+const IN_FLIGHT: usize = 2;
+
 /// What a backend can do. What it cannot is answered with `Unsupported`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -35,6 +38,8 @@ pub struct Capabilities {
     /// How many calls [`Backend::call`](super::Backend::call) makes in one round trip; 1 if it is of
     /// no use.
     pub combines: usize,
+    /// How many batches of combined calls are in flight in each lane.
+    pub in_flight: usize,
     /// The ttl that locks can have.
     pub ttl: TtlSupport,
     /// The default of [`max_handovers`](crate::Config::max_handovers).
@@ -118,6 +123,7 @@ impl Capabilities {
             waiters: true,
             remote: true,
             combines: 1,
+            in_flight: IN_FLIGHT,
             ttl: TtlSupport::ANY,
             max_handovers: MAX_HANDOVERS,
             max_handover_time: MAX_HANDOVER_TIME,

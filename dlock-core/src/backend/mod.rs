@@ -15,6 +15,8 @@ pub use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
+#[cfg(any(feature = "consul", feature = "redis", feature = "zookeeper"))]
+mod abort_on_drop;
 mod capabilities;
 #[cfg(feature = "consul")]
 pub mod consul;
@@ -22,6 +24,8 @@ pub mod consul;
 mod current_session;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
+mod holder_json;
 pub mod memory;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 mod notice_message;
@@ -150,13 +154,13 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// How many lanes there are for combined calls, for example one for each server:
-    /// calls of different lanes do not wait for each other.
+    /// calls of different lanes do not wait for each other, nor share a time-out.
     fn lanes(&self) -> usize {
         1
     }
 
-    /// The lane of calls on this key.
-    fn lane(&self, _key: &Key) -> usize {
+    /// The lane of a call.
+    fn lane(&self, _request: &Request) -> usize {
         0
     }
 
@@ -249,8 +253,8 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         (**self).lanes()
     }
 
-    fn lane(&self, key: &Key) -> usize {
-        (**self).lane(key)
+    fn lane(&self, request: &Request) -> usize {
+        (**self).lane(request)
     }
 
     fn in_place(&self, request: &Request, now: Moment) -> Answer {

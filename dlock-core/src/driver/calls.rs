@@ -12,16 +12,13 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Core;
-use crate::backend::{Backend, Batch};
+use crate::backend::{Backend, Batch, Capabilities};
 use crate::batch_queue::{BatchLimits, BatchQueue, Full, Priority, Slot};
 use crate::claim::{Answer, Mode, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::machine::CallId;
 
-/// How many batches are in flight: one is worked on by the backend while the next is
-/// on its way.
-const IN_FLIGHT: usize = 2;
 /// No call is given up earlier than this, however short its lease.
 const SHORTEST_CALL: Duration = Duration::from_millis(10);
 /// The most calls that are made at the same time and not combined.
@@ -43,8 +40,8 @@ pub(super) type PendingCalls = Box<[Arc<BatchQueue<PendingCall>>]>;
 
 /// The queues for a backend; `None` if it does not combine calls.
 pub(super) fn pending_calls(backend: &dyn Backend) -> Option<PendingCalls> {
-    let weight = backend.capabilities().combines;
-    let limits = BatchLimits { in_flight: IN_FLIGHT, weight, pending: PENDING };
+    let Capabilities { combines: weight, in_flight, .. } = backend.capabilities();
+    let limits = BatchLimits { in_flight: in_flight.max(1), weight, pending: PENDING };
     (weight > 1).then(|| (0..backend.lanes()).map(|_| BatchQueue::new(limits)).collect())
 }
 
@@ -59,7 +56,7 @@ impl Core {
         }
         let Some(queues) = &self.pending_calls else { return self.send_one_by_one(shard, calls) };
         for (call, request) in calls {
-            let lane = if queues.len() > 1 { self.backend.lane(&request.claim().key) } else { 0 };
+            let lane = if queues.len() > 1 { self.backend.lane(&request) } else { 0 };
             let queue = &queues[lane % queues.len()];
             let (deadline, weight) = (self.deadline_of(&request), weight_of(&request));
             let priority = match request {
