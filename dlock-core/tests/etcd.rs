@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use dlock::backend::etcd::Etcd;
 use dlock::backend::{Cursor, Page};
 use dlock::{Dlock, ErrorKind, Key, ReleaseOutcome};
-use dlock_testkit::conformance::{Link, Suite, eventually};
+use dlock_testkit::conformance::{Suite, eventually};
 use dlock_testkit::etcd::{EtcdCluster, EtcdServer};
-use dlock_testkit::proxy::Proxy;
 
 /// The ttl of the leases.
 const TTL: Duration = Duration::from_secs(2);
@@ -23,14 +22,8 @@ fn client(url: &str) -> Dlock {
 
 async fn suite(url: String, port: u16) {
     let url = format!("{url}/dlock-tests");
-    let cut_off = move || {
-        let proxy = Proxy::opaque(port);
-        let url = format!("etcd://127.0.0.1:{}/dlock-tests", proxy.port());
-        let link: Link =
-            Box::new(move |is_cut| if is_cut { proxy.go_silent() } else { proxy.heal() });
-        (backend(&url), link)
-    };
-    Suite::new(move || backend(&url)).with_link(cut_off).run().await;
+    let at = |port: u16| backend(&format!("etcd://127.0.0.1:{port}/dlock-tests"));
+    Suite::new(move || backend(&url)).with_proxy(port, at).run().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,17 +15,25 @@ pub(super) struct Entry {
     pub(super) prefix: String,
     /// The create revision of the entry, once it is known.
     pub(super) revision: Option<i64>,
-    /// How many requests that make the entry have not been answered. One of them may yet be
-    /// applied.
+    /// The version of the session for which requests that make the entry were sent last.
+    sent_for: i64,
+    /// How many of those have not been answered. One of them may yet be applied; one that was
+    /// sent for an earlier version may not.
     unanswered: u32,
     /// Whether a request that removes the entry was sent.
     is_removal_sent: bool,
 }
 
 impl Entry {
-    /// Whether the entry may be made yet, or again, by a request that is on its way.
-    pub(super) fn is_doubtful(&self) -> bool {
-        self.unanswered > 0
+    /// The version of the session that has to be outdated before the entry is removed: a
+    /// request that is on its way may make it yet, or again. `None` if none is.
+    pub(super) fn doubtful_version(&self, current: i64) -> Option<i64> {
+        (self.unanswered > 0 && self.sent_for >= current).then_some(self.sent_for)
+    }
+
+    /// The create revision, if no other request may have made the entry anew.
+    pub(super) fn certain_revision(&self) -> Option<i64> {
+        self.revision.filter(|_| self.unanswered == 0)
     }
 }
 
@@ -46,25 +54,32 @@ impl Claims {
         self.entries.lock().contains_key(&owner)
     }
 
-    /// A request that makes an entry of this owner is about to be sent.
-    pub(super) fn sending(&self, owner: Owner, key: &Key, prefix: &str) {
+    /// A request that makes an entry of this owner is about to be sent, for this version of the
+    /// session.
+    pub(super) fn sending(&self, owner: Owner, key: &Key, prefix: &str, version: i64) {
         let mut entries = self.entries.lock();
         let entry = entries.entry(owner).or_insert_with(|| Entry {
             key: key.clone(),
             prefix: prefix.to_owned(),
             revision: None,
+            sent_for: version,
             unanswered: 0,
             is_removal_sent: false,
         });
+        if entry.sent_for < version {
+            (entry.sent_for, entry.unanswered) = (version, 0);
+        }
         entry.unanswered += 1;
     }
 
     /// One of those requests was answered, or will surely not be applied.
-    pub(super) fn answered(&self, owner: Owner, revision: Option<i64>) {
+    pub(super) fn answered(&self, owner: Owner, version: i64, revision: Option<i64>) {
         let mut entries = self.entries.lock();
         let Some(entry) = entries.get_mut(&owner) else { return };
-        entry.unanswered = entry.unanswered.saturating_sub(1);
-        entry.revision = revision.or(entry.revision);
+        if entry.sent_for == version {
+            entry.unanswered = entry.unanswered.saturating_sub(1);
+        }
+        entry.revision = revision.max(entry.revision); // a late answer may be about an older one
         if entry.revision.is_none() && entry.unanswered == 0 {
             entries.remove(&owner);
         }

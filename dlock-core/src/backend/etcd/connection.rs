@@ -2,8 +2,12 @@
 //!
 //! All calls and streams of a client use it. When a call is not answered, or the member says
 //! that it has no leader, the connection is given up: whoever waits for an answer hears at
-//! once that there will be none, and the next call goes to the next member. (A connection
+//! once that there will be none, and the next call goes to another member. (A connection
 //! balanced over all members would send every third call to a member that is down.)
+//!
+//! A member that accepts a connection need not serve: its process may be stopped, or it may
+//! follow a leader that is. So all members are tried, and the first that answers a read by way
+//! of the leader is taken.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,6 +17,7 @@ use std::time::Duration;
 use etcd_client::{Client, ConnectOptions, Error as EtcdError, KvClient};
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use super::errors::CallError;
 use crate::clock::Moment;
@@ -20,9 +25,16 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How long a member may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(1);
-/// A call that is not answered for so long is given up, and its connection with it.
-const SILENCE: Duration = Duration::from_secs(2);
-/// The pause after no member could be reached.
+/// How long a member may take to let the user in.
+const LOGIN: Duration = Duration::from_secs(2);
+/// How long a member may take to answer a read.
+const PROBE: Duration = Duration::from_secs(1);
+/// The pause before a member without a leader is asked again.
+const ELECTION: Duration = Duration::from_millis(50);
+/// The next member is tried too when one has not answered for so long. Members that answer
+/// are not asked for more than they need to, and clients spread over them.
+const HEAD_START: Duration = Duration::from_millis(100);
+/// The shortest time between the beginnings of two attempts to reach a member.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// How to reach the members.
@@ -32,6 +44,10 @@ pub(super) struct Address {
     pub(super) members: Vec<(String, u16)>,
     pub(super) is_tls: bool,
     pub(super) options: ConnectOptions,
+    /// The key that is read to see whether a member serves.
+    pub(super) probe: String,
+    /// A call that is not answered for so long is given up, and its connection with it.
+    pub(super) silence: Duration,
 }
 
 impl Address {
@@ -49,6 +65,9 @@ impl Address {
 pub(super) struct Connection {
     client: Client,
     kv: KvClient,
+    silence: Duration,
+    /// When a call was answered last.
+    answered: Mutex<Moment>,
     given_up: watch::Sender<bool>,
 }
 
@@ -76,17 +95,34 @@ impl Connection {
         let _ = given_up.wait_for(|given_up| *given_up).await;
     }
 
+    /// Whether a call was answered since this moment.
+    pub(super) fn has_answered_since(&self, moment: Moment) -> bool {
+        *self.answered.lock() >= moment
+    }
+
     /// The answer to a call.
     pub(super) async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, EtcdError>>,
     ) -> Result<T, CallError> {
+        let answer = self.send(call).await;
+        if answer.is_ok() {
+            *self.answered.lock() = Moment::now();
+        }
+        answer
+    }
+
+    /// The same for a message on a stream, which is not answered by itself.
+    pub(super) async fn send<T>(
+        &self,
+        message: impl Future<Output = Result<T, EtcdError>>,
+    ) -> Result<T, CallError> {
         let answer = tokio::select! {
-            answer = call => answer.map_err(CallError::of),
+            answer = message => answer.map_err(CallError::of),
             () = self.ended() => Err(CallError::Lost(None)),
-            () = tokio::time::sleep(SILENCE) => Err(CallError::Lost(None)),
+            () = tokio::time::sleep(self.silence) => Err(CallError::Lost(None)),
         };
-        if let Err(CallError::Lost(_)) = &answer {
+        if let Err(CallError::Lost(_) | CallError::NoLeader(_)) = &answer {
             self.give_up();
         }
         answer
@@ -99,7 +135,7 @@ pub(super) struct Connections {
     current: Mutex<Option<Arc<Connection>>>,
     /// The member to try next.
     next: AtomicUsize,
-    /// Who has it connects. When no member could be reached last, and why.
+    /// Who has it connects. When the last attempt began that reached no member, and why.
     connecting: tokio::sync::Mutex<Option<(Moment, Error)>>,
 }
 
@@ -111,6 +147,11 @@ impl Connections {
         Arc::new(Connections { address, current: Mutex::default(), next, connecting })
     }
 
+    /// How long a call may take.
+    pub(super) fn silence(&self) -> Duration {
+        self.address.silence
+    }
+
     pub(super) fn members(&self) -> &[(String, u16)] {
         &self.address.members
     }
@@ -120,7 +161,7 @@ impl Connections {
     }
 
     /// The connection; a new one if there is none.
-    pub(super) async fn get(&self) -> Result<Arc<Connection>, CallError> {
+    pub(super) async fn get(self: &Arc<Self>) -> Result<Arc<Connection>, CallError> {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
@@ -133,45 +174,101 @@ impl Connections {
         {
             return Err(CallError::NotSent(error.clone()));
         }
-        let mut last = None;
-        for _ in 0..self.address.members.len() {
-            let at = self.next.fetch_add(1, Ordering::Relaxed) % self.address.members.len();
-            match self.connect(&self.address.members[at]).await {
-                Ok(client) => {
-                    *failed = None;
-                    let (given_up, kv) = (watch::Sender::new(false), client.kv_client());
-                    let connection = Arc::new(Connection { client, kv, given_up });
-                    *self.current.lock() = Some(connection.clone());
-                    return Ok(connection);
-                }
-                Err(error) => last = Some(error),
+        let began = Moment::now();
+        match self.connect_to_any().await {
+            Ok(client) => {
+                *failed = None;
+                let connection = Arc::new(Connection {
+                    kv: client.kv_client(),
+                    client,
+                    silence: self.address.silence,
+                    answered: Mutex::new(Moment::now()),
+                    given_up: watch::Sender::new(false),
+                });
+                *self.current.lock() = Some(connection.clone());
+                Ok(connection)
+            }
+            Err(error) => {
+                *failed = Some((began, error.clone()));
+                Err(CallError::NotSent(error))
             }
         }
-        let error = last.unwrap_or_else(|| Error::new(ErrorKind::Config, Operation::Connect));
-        *failed = Some((Moment::now(), error.clone()));
-        Err(CallError::NotSent(error))
+    }
+
+    /// Connects to the first member that serves.
+    async fn connect_to_any(self: &Arc<Self>) -> Result<Client> {
+        let members = &self.address.members;
+        let first = self.next.load(Ordering::Relaxed);
+        let mut trials = JoinSet::new();
+        let mut start = Duration::ZERO;
+        for turn in 0..members.len() {
+            let (connections, at) = (self.clone(), (first + turn) % members.len());
+            trials.spawn(async move {
+                tokio::time::sleep(start).await;
+                let member = &connections.address.members[at];
+                connections.connect_if_it_serves(member).await.map(|client| (at, client))
+            });
+            start += HEAD_START;
+        }
+        let mut unavailable = Error::new(ErrorKind::Unavailable, Operation::Connect);
+        while let Some(tried) = trials.join_next().await {
+            match tried {
+                Ok(Ok((at, client))) => {
+                    self.next.store(at + 1, Ordering::Relaxed);
+                    return Ok(client);
+                }
+                // Every member would refuse this user.
+                Ok(Err(error)) if error.kind() != ErrorKind::Unavailable => return Err(error),
+                Ok(Err(error)) => unavailable = error,
+                Err(_) => {}
+            }
+        }
+        Err(unavailable)
+    }
+
+    /// Connects to a member that answers a read, which it cannot do without a leader.
+    async fn connect_if_it_serves(&self, member: &(String, u16)) -> Result<Client> {
+        let mut may_try_again = true;
+        loop {
+            let client = self.connect(member).await?;
+            match tokio::time::timeout(PROBE, self.probe(client.kv_client())).await {
+                Ok(Ok(())) => return Ok(client),
+                // A connection from before the network was repaired breaks when it is.
+                Ok(Err(CallError::Lost(_))) if may_try_again => may_try_again = false,
+                Ok(Err(error)) => return Err(error.read(Operation::Connect)),
+                Err(_) => return Err(unreachable(member)),
+            }
+        }
+    }
+
+    /// Reads by way of the leader, and waits for one.
+    async fn probe(&self, mut kv: KvClient) -> Result<(), CallError> {
+        loop {
+            let read = kv.get(self.address.probe.as_str(), None).await;
+            match read.map_err(CallError::of) {
+                Ok(_) | Err(CallError::Refused(_)) => return Ok(()),
+                Err(CallError::NoLeader(_)) => tokio::time::sleep(ELECTION).await,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Connects to a member. The driver crate connects with the first call, which would have
     /// to be taken for one that may have been made; so it is tried before.
     pub(super) async fn connect(&self, member: &(String, u16)) -> Result<Client> {
         let (host, port) = member;
-        let unreachable = || {
-            Error::new(ErrorKind::Unavailable, Operation::Connect)
-                .saying(format!("etcd could not be reached at {host}:{port}"))
-        };
         let trial = tokio::net::TcpStream::connect((host.as_str(), *port));
         match tokio::time::timeout(CONNECT, trial).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(unreachable().because(error)),
-            Err(_) => return Err(unreachable()),
+            Ok(Err(error)) => return Err(unreachable(member).because(error)),
+            Err(_) => return Err(unreachable(member)),
         }
         let options = Some(self.address.options.clone());
         let connecting = Client::connect([self.address.url(member)], options);
-        match tokio::time::timeout(SILENCE, connecting).await {
+        match tokio::time::timeout(LOGIN, connecting).await {
             Ok(Ok(client)) => Ok(client),
             Ok(Err(error)) => Err(CallError::of(error).read(Operation::Connect)),
-            Err(_) => Err(unreachable()),
+            Err(_) => Err(unreachable(member)),
         }
     }
 
@@ -180,4 +277,9 @@ impl Connections {
             connection.give_up();
         }
     }
+}
+
+fn unreachable((host, port): &(String, u16)) -> Error {
+    Error::new(ErrorKind::Unavailable, Operation::Connect)
+        .saying(format!("etcd could not be reached at {host}:{port}"))
 }

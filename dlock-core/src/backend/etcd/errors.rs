@@ -14,6 +14,8 @@ pub(super) enum CallError {
     Refused(EtcdError),
     /// No answer came: it may or may not have been done.
     Lost(Option<EtcdError>),
+    /// The member had no leader, or another one than before: nothing was done.
+    NoLeader(EtcdError),
     /// The lease of the session is gone, and all its entries with it.
     SessionOver,
     /// The call was made for an earlier version of the session, and did nothing.
@@ -46,9 +48,38 @@ fn is_refused_user(error: &EtcdError) -> bool {
     ["authentication failed", "user name is empty"].iter().any(|it| status.message().contains(it))
 }
 
+/// Whether a member refused a call for want of a leader. It does so before a write is
+/// proposed; a leader that changes fails reads only.
+fn is_without_leader(error: &EtcdError) -> bool {
+    let EtcdError::GRpcStatus(status) = error else { return false };
+    ["etcdserver: no leader", "etcdserver: leader changed"].contains(&status.message())
+}
+
+/// One failed transaction fails many calls.
+impl Clone for CallError {
+    fn clone(&self) -> Self {
+        match self {
+            CallError::NotSent(error) => CallError::NotSent(error.clone()),
+            CallError::Refused(EtcdError::GRpcStatus(status)) => {
+                CallError::Refused(EtcdError::GRpcStatus(status.clone()))
+            }
+            CallError::NoLeader(EtcdError::GRpcStatus(status)) => {
+                CallError::NoLeader(EtcdError::GRpcStatus(status.clone()))
+            }
+            CallError::SessionOver => CallError::SessionOver,
+            CallError::Outdated => CallError::Outdated,
+            // The other errors of the driver crate cannot be cloned.
+            CallError::Refused(_) | CallError::NoLeader(_) | CallError::Lost(_) => {
+                CallError::Lost(None)
+            }
+        }
+    }
+}
+
 impl CallError {
     pub(super) fn of(error: EtcdError) -> Self {
         match &error {
+            error_of if is_without_leader(error_of) => CallError::NoLeader(error),
             EtcdError::GRpcStatus(status) if status.message().contains("lease not found") => {
                 CallError::SessionOver
             }
@@ -70,7 +101,10 @@ impl CallError {
     /// Whether it is worth to try again.
     pub(super) fn is_passing(&self) -> bool {
         match self {
-            CallError::Lost(_) | CallError::NotSent(_) | CallError::Outdated => true,
+            CallError::Lost(_)
+            | CallError::NotSent(_)
+            | CallError::NoLeader(_)
+            | CallError::Outdated => true,
             CallError::Refused(error) => code(error) == Some(8),
             CallError::SessionOver => false,
         }
@@ -92,6 +126,17 @@ impl CallError {
         }
     }
 
+    /// The error of a call that failed when an earlier one may have changed something.
+    pub(super) fn in_doubt(self, operation: Operation, key: &Key) -> Error {
+        match self {
+            CallError::Lost(_) => self.written(operation, key),
+            error => Error::new(ErrorKind::Unknown, operation)
+                .on(key)
+                .saying("etcd failed; an earlier change may or may not have been made")
+                .because(error.read(operation)),
+        }
+    }
+
     /// The error of a call that changed nothing.
     pub(super) fn read(self, operation: Operation) -> Error {
         let error = |kind| Error::new(kind, operation);
@@ -106,6 +151,9 @@ impl CallError {
                     None => error,
                 }
             }
+            CallError::NoLeader(source) => error(ErrorKind::Unavailable)
+                .saying("the members of etcd have no leader at the moment")
+                .because(source),
             CallError::Refused(source) => {
                 let (kind, what) = match code(&source) {
                     Some(7) => (

@@ -5,7 +5,7 @@
 //! the client's session (`session.rs`). The oldest entry holds the lock; who waits watches the
 //! prefix (`queues.rs`, `mirror.rs`).
 //!
-//! - *Calls that are due together* share one transaction (`batch.rs`).
+//! - *Calls that are due together* share one transaction (`batch.rs`, `step.rs`).
 //! - *Ghosts*: the calls of a client are carried out in any order, so a request that was not
 //!   answered may be applied after the release that followed it. A release after such a
 //!   request therefore makes another version of the session first (`Session::fence`), for
@@ -25,11 +25,13 @@ mod record;
 mod removal;
 mod renewal;
 mod session;
+mod step;
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
+use tokio::sync::oneshot;
 use url::Url;
 
 use self::connection::{Address, Connections};
@@ -41,11 +43,15 @@ use super::{
 };
 use crate::claim::{Answer, Request};
 use crate::config::{Settings, parse_url};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, Result};
 use crate::key::Key;
 
 /// How many calls share a transaction: etcd allows 128 operations in one by default.
 const COMBINES: usize = 64;
+
+/// How many transactions are on their way: most of the time that one takes is spent waiting
+/// for the disks of the members, which several can do together.
+const IN_FLIGHT: usize = 4;
 
 /// A store of locks in etcd, seen by one client.
 pub struct Etcd(Arc<Inner>);
@@ -71,13 +77,8 @@ impl Etcd {
     /// # Errors
     /// `Config` if the URL is not valid.
     pub fn new(url: &str, namespace: &str, ttl: Duration) -> Result<Self> {
-        crate::config::check_namespace(namespace)?;
-        let mut config = crate::Config::from_url(url)?;
-        config.namespace = Some(namespace.to_owned());
-        config.ttl = Some(ttl);
-        let settings = Settings::from(config);
-        let text = settings.url.clone().unwrap_or_default();
-        Self::configured(&settings, &parse_url(&text)?.url)
+        let (settings, url) = Settings::of_url(url, namespace)?;
+        Self::configured(&Settings { ttl, ..settings }, &url)
     }
 
     pub(crate) fn configured(settings: &Settings, url: &Url) -> Result<Self> {
@@ -93,7 +94,9 @@ impl Etcd {
             false => settings.refuse_tls_files("write etcds:// instead of etcd://")?,
         }
         let root = Root::new(url.path(), &settings.namespace);
-        let connections = Connections::new(Address { members, is_tls, options });
+        let (probe, silence) = (root.nothing(), session::silence(settings.ttl));
+        let address = Address { members, is_tls, options, probe, silence };
+        let connections = Connections::new(address);
         let sessions = Sessions::new(connections, root.clone(), settings.ttl);
         Ok(Etcd(Arc::new(Inner { sessions, root })))
     }
@@ -103,8 +106,7 @@ impl Etcd {
 fn tls(settings: &Settings) -> Result<TlsOptions> {
     let read = |path: &std::path::Path| {
         std::fs::read(path).map_err(|error| {
-            Error::new(ErrorKind::Config, Operation::Configure)
-                .saying(format!("the TLS file {} could not be read", path.display()))
+            Error::config(format!("the TLS file {} could not be read", path.display()))
                 .because(error)
         })
     };
@@ -116,8 +118,7 @@ fn tls(settings: &Settings) -> Result<TlsOptions> {
     match (&settings.tls_cert, &settings.tls_key) {
         (Some(cert), Some(key)) => Ok(tls.identity(Identity::from_pem(read(cert)?, read(key)?))),
         (None, None) => Ok(tls),
-        _ => Err(Error::new(ErrorKind::Config, Operation::Configure)
-            .saying("`tls_cert` and `tls_key` belong together; set both or neither")),
+        _ => Err(Error::config("`tls_cert` and `tls_key` belong together; set both or neither")),
     }
 }
 
@@ -131,6 +132,7 @@ impl Backend for Etcd {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             combines: COMBINES,
+            in_flight: IN_FLIGHT,
             ttl: TtlSupport::PerSession { ttl: self.0.sessions.ttl() },
             ..Capabilities::all("etcd")
         }
@@ -141,10 +143,23 @@ impl Backend for Etcd {
     }
 
     /// By a task of its own, which goes on when nobody waits for it any more: an answer that
-    /// comes late still tells what is at the store.
+    /// comes late still tells what is at the store. But it makes no entry then.
     fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
-        let answering = self.0.clone().answer_all(requests.to_vec());
-        Call::new(async move { tokio::spawn(answering).await.unwrap_or_default() })
+        let (caller, answers) = oneshot::channel();
+        let answering = self.0.clone().answer_all(requests.to_vec(), caller);
+        Call::new(async move {
+            tokio::spawn(answering);
+            answers.await.unwrap_or_default()
+        })
+    }
+
+    fn lanes(&self) -> usize {
+        2
+    }
+
+    /// Renewals wait for a keep-alive. An acquire in their batch would be given up with them.
+    fn lane(&self, request: &Request) -> usize {
+        usize::from(matches!(request, Request::Renew(_)))
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {

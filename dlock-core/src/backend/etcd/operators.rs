@@ -7,11 +7,11 @@ use std::time::Duration;
 use etcd_client::{GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse};
 
 use super::Inner;
-use super::batch::sorted;
 use super::connection::Connection;
 use super::errors::CallError;
 use super::layout::{self, Place, grant, holders};
 use super::record::{Broken, Record, holder_of};
+use super::step::sorted;
 use crate::backend::{
     Break, Cursor, HolderState, KeyState, Page, ServerRole, ServerState, WaiterState,
 };

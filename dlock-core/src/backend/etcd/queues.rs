@@ -21,6 +21,9 @@ use crate::key::Key;
 
 /// The number of the watch on the key of the session.
 const OF_SESSION: i64 = 1;
+/// The number of a watch that the server did not create, for example because the token of the
+/// user is too old.
+const NOT_CREATED: i64 = -1;
 /// A watch that nobody needs is kept for so long, since the next one may be needed soon.
 const IDLE: Duration = Duration::from_secs(5);
 /// How often watches that nobody needs are looked for.
@@ -96,8 +99,9 @@ impl Queues {
         (Queues { state: Mutex::default(), commands }, received)
     }
 
-    /// An owner waits, whose entry has this create revision. True if it need not.
-    pub(super) fn wait(&self, prefix: &str, key: &Key, owner: Owner, revision: i64) -> bool {
+    /// An owner waits, whose entry has this create revision; but not if it is known already
+    /// that it holds the key, or that the entry is gone.
+    pub(super) fn wait(&self, prefix: &str, key: &Key, owner: Owner, revision: i64) -> Standing {
         let mut state = self.state.lock();
         if !state.queues.contains_key(prefix) {
             let id = state.next_id(prefix);
@@ -106,14 +110,15 @@ impl Queues {
             state.queues.insert(prefix.to_owned(), queue);
             let _ = self.commands.send(Command::Open { id, prefix: prefix.to_owned() });
         }
-        let Some(queue) = state.queues.get_mut(prefix) else { return false };
+        let Some(queue) = state.queues.get_mut(prefix) else { return Standing::Unknown };
         queue.used = Moment::now();
-        if queue.mirror.standing(revision) == Standing::Holds {
+        let standing = queue.mirror.standing(revision);
+        if matches!(standing, Standing::Holds | Standing::Gone) {
             queue.waiters.remove(&owner);
-            return true;
+        } else {
+            queue.waiters.insert(owner, Waiter { key: key.clone(), revision, is_told: false });
         }
-        queue.waiters.insert(owner, Waiter { key: key.clone(), revision, is_told: false });
-        false
+        standing
     }
 
     /// Whether it is known that a waiting owner holds its key by now.
@@ -242,12 +247,17 @@ async fn watch_over_one(
     while commands.try_recv().is_ok() {} // what was asked for is opened now
     for (id, prefix) in session.queues.reopen() {
         let options = WatchOptions::new().with_prefix().with_watch_id(id);
-        requests.watch(prefix, Some(options)).await.map_err(CallError::of)?;
+        connection.send(requests.watch(prefix, Some(options))).await?;
     }
     let mut sweep = tokio::time::interval(SWEEP);
     loop {
         tokio::select! {
             response = responses.message() => match response {
+                Ok(Some(response)) if response.watch_id() == NOT_CREATED && response.canceled() => {
+                    // It is not said which one: all are created anew, after a while.
+                    tokio::time::sleep(RETRY * 4).await;
+                    return Ok(());
+                }
                 Ok(Some(response)) => on_response(session, &connection, &response),
                 lost => {
                     connection.give_up();
@@ -256,11 +266,11 @@ async fn watch_over_one(
             },
             Some(Command::Open { id, prefix }) = commands.recv() => {
                 let options = WatchOptions::new().with_prefix().with_watch_id(id);
-                requests.watch(prefix, Some(options)).await.map_err(CallError::of)?;
+                connection.send(requests.watch(prefix, Some(options))).await?;
             }
             _ = sweep.tick() => {
                 for id in session.queues.sweep() {
-                    requests.cancel(id).await.map_err(CallError::of)?;
+                    connection.send(requests.cancel(id)).await?;
                 }
             }
             () = connection.ended() => return Ok(()),
@@ -310,36 +320,42 @@ async fn load(session: Arc<Session>, connection: Arc<Connection>, id: i64, prefi
     tell(&session, owners);
 }
 
-/// The lease may have been revoked before the watch was there.
+/// The lease may have been revoked, or a lock broken, before the watch was there.
 async fn look_at_session(session: Arc<Session>, connection: Arc<Connection>) {
-    let read = connection.call(connection.kv().get(session.key.as_str(), None)).await;
-    if read.is_ok_and(|read| read.kvs().is_empty()) {
-        session.end();
+    let below = Some(GetOptions::new().with_prefix());
+    let read = connection.call(connection.kv().get(session.key.as_str(), below)).await;
+    let Ok(read) = read else { return };
+    let is_own = |entry: &KeyValue| entry.key() == session.key.as_bytes();
+    if !read.kvs().iter().any(is_own) {
+        return session.end();
     }
+    read.kvs().iter().for_each(|entry| on_message(&session, entry));
 }
 
 /// The key of the session was deleted with its lease, or an operator broke a lock.
 fn on_session_event(session: &Arc<Session>, event: &Event) {
     let Some(entry) = event.kv() else { return };
-    let Ok(key) = entry.key_str() else { return };
-    if key == session.key {
-        if event.event_type() == EventType::Delete {
-            session.end();
-        }
-    } else if event.event_type() == EventType::Put
-        && let (Some(owner), Some(broken)) = (owner_of(key), Broken::decode(entry.value()))
-    {
-        let (message, delay) = (key.to_owned(), broken.delay());
-        let known = session.claims.forget(owner);
-        if let (Some(known), Some(listener)) = (known, session.listener.upgrade()) {
-            let reason = LossReason::Broken { by: broken.by };
-            listener.notice(&known.key, owner, Notice::Lost(reason));
-        }
-        // So does the operator, unless he cannot any more.
-        let session = session.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(delay).await;
-            session.delete(&[broken.entry, message]).await;
-        });
+    match event.event_type() {
+        EventType::Delete if entry.key() == session.key.as_bytes() => session.end(),
+        EventType::Delete => {}
+        EventType::Put => on_message(session, entry),
     }
+}
+
+/// An operator broke a lock, if this entry below the key of the session says so.
+fn on_message(session: &Arc<Session>, entry: &KeyValue) {
+    let Ok(message) = entry.key_str().map(str::to_owned) else { return };
+    let (Some(owner), Some(broken)) = (owner_of(&message), Broken::decode(entry.value())) else {
+        return;
+    };
+    let (session, delay) = (session.clone(), broken.delay());
+    let known = session.claims.forget(owner);
+    if let (Some(known), Some(listener)) = (&known, session.listener.upgrade()) {
+        let reason = LossReason::Broken { by: broken.by };
+        listener.notice(&known.key, owner, Notice::Lost(reason));
+    }
+    tokio::spawn(async move {
+        tokio::time::sleep(delay).await;
+        session.remove_broken(known, [broken.entry, message]).await;
+    });
 }

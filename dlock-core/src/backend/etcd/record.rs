@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::holder_json::{HolderJson, foreign_holder};
 use crate::claim::{Claim, Holder, Mode};
 
 /// The layout version.
@@ -15,15 +16,11 @@ const VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     dlock: u32,
-    client: u64,
-    name: String,
-    host: String,
-    pid: u32,
+    #[serde(flatten, with = "HolderJson")]
+    holder: Holder,
     /// When it was made, in milliseconds since 1970, by the clock of its maker.
     #[serde(default)]
     at: u64,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    tags: Vec<(String, String)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shared: Option<bool>,
     /// How many permits of how many.
@@ -33,13 +30,13 @@ pub(super) struct Record {
 
 impl Record {
     pub(super) fn of(claim: &Claim) -> Self {
-        let Holder { client, name, host, pid, tags } = Holder::clone(&claim.holder);
+        let holder = Holder::clone(&claim.holder);
         let permits = match claim.mode {
             Mode::Permits { count, of } => Some((count, of)),
             _ => None,
         };
         let shared = (claim.mode == Mode::Shared).then_some(true);
-        Record { dlock: VERSION, client, name, host, pid, at: millis(), tags, shared, permits }
+        Record { dlock: VERSION, holder, at: millis(), shared, permits }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -70,8 +67,7 @@ impl Record {
     }
 
     pub(super) fn holder(self) -> Arc<Holder> {
-        let Record { client, name, host, pid, tags, .. } = self;
-        Arc::new(Holder { client, name, host, pid, tags })
+        Arc::new(self.holder)
     }
 }
 
@@ -91,10 +87,7 @@ pub(super) fn mode_of(value: &[u8]) -> Mode {
 /// The maker of an entry with this value.
 pub(super) fn holder_of(value: &[u8], lease: i64) -> Arc<Holder> {
     Record::decode(value).map_or_else(
-        || {
-            let name = format!("a program without dlock (lease {lease:x})");
-            Arc::new(Holder { client: 0, name, host: "?".into(), pid: 0, tags: Vec::new() })
-        },
+        || foreign_holder(format!("a program without dlock (lease {lease:x})"), "?"),
         Record::holder,
     )
 }
@@ -127,17 +120,9 @@ mod tests {
     use super::*;
 
     fn record(shared: Option<bool>, permits: Option<(u32, u32)>) -> Record {
-        Record {
-            dlock: VERSION,
-            client: 3,
-            name: "a".into(),
-            host: "b".into(),
-            pid: 4,
-            at: 0,
-            tags: vec![("order".into(), "7".into())],
-            shared,
-            permits,
-        }
+        let tags = vec![("order".into(), "7".into())];
+        let holder = Holder { client: 3, name: "a".into(), host: "b".into(), pid: 4, tags };
+        Record { dlock: VERSION, holder, at: 0, shared, permits }
     }
 
     #[test]

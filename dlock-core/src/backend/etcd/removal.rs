@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
+use tokio::task::JoinHandle;
 
+use super::claims::Entry;
 use super::errors::CallError;
 use super::layout;
 use super::session::{RETRY, Session, whole_seconds};
@@ -23,19 +25,39 @@ impl Session {
         how: Release,
         patience: Duration,
     ) -> Option<Result<bool, CallError>> {
-        if !self.claims.leave(owner) {
+        let Some(removing) = self.start_removal(owner, how) else {
             let left = async {
                 while self.claims.is_leaving(owner) {
                     tokio::time::sleep(RETRY / 10).await;
                 }
             };
             return tokio::time::timeout(patience, left).await.ok().map(|()| Ok(true));
-        }
-        let removing = tokio::spawn(self.clone().remove_until_done(owner, how));
+        };
         match tokio::time::timeout(patience, removing).await {
             Ok(Ok(removed)) => Some(removed),
             _ => None,
         }
+    }
+
+    /// What this owner has is not wanted any more, or is gone. It is not enough to forget it
+    /// if a request that makes it may be on its way.
+    pub(super) fn discard(self: &Arc<Self>, owner: Owner) {
+        match self.claims.get(owner) {
+            Some(known) if known.doubtful_version(self.version()).is_some() => {
+                drop(self.start_removal(owner, Release::Now));
+            }
+            _ => drop(self.claims.forget(owner)),
+        }
+    }
+
+    /// `None` if the removal is under way.
+    pub(super) fn start_removal(
+        self: &Arc<Self>,
+        owner: Owner,
+        how: Release,
+    ) -> Option<JoinHandle<Result<bool, CallError>>> {
+        let is_first = self.claims.leave(owner);
+        is_first.then(|| tokio::spawn(self.clone().remove_until_done(owner, how)))
     }
 
     async fn remove_until_done(
@@ -59,15 +81,21 @@ impl Session {
     async fn remove_once(&self, owner: Owner, how: Release) -> Result<bool, CallError> {
         let Some(known) = self.claims.get(owner) else { return Ok(false) };
         self.queues.leave(&known.prefix, owner);
-        if known.is_doubtful() {
-            self.fence().await?;
+        if let Some(version) = known.doubtful_version(self.version()) {
+            self.fence(version).await?;
         }
         let entry = layout::entry(&known.prefix, self.lease, owner);
         if let Release::After(time) = how {
             return self.keep_taken(&entry, time).await;
         }
         let sent_before = self.claims.removing(owner);
-        let delete = Txn::new().and_then([TxnOp::delete(entry, None)]);
+        // An owner that was busy may join the queue. A delete that is late must not remove the
+        // entry that it makes then.
+        let is_known = known
+            .certain_revision()
+            .map(|revision| Compare::create_revision(entry.as_str(), CompareOp::Equal, revision));
+        let delete = Txn::new().when(is_known.into_iter().collect::<Vec<_>>());
+        let delete = delete.and_then([TxnOp::delete(entry, None)]);
         let answer = self.transaction(delete).await?;
         Ok(sent_before || answer.op_responses().iter().any(was_there))
     }
@@ -90,11 +118,29 @@ impl Session {
         Ok(is_kept)
     }
 
-    /// Deletes keys, if the store can be reached.
-    pub(super) async fn delete(&self, keys: &[String]) {
-        let deletes: Vec<TxnOp> =
-            keys.iter().map(|key| TxnOp::delete(key.as_str(), None)).collect();
-        let _ = self.transaction(Txn::new().and_then(deletes)).await;
+    /// Removes an entry whose lock was broken, and the message about it. The operator does so
+    /// too, unless he cannot any more.
+    pub(super) async fn remove_broken(self: Arc<Self>, known: Option<Entry>, keys: [String; 2]) {
+        loop {
+            match self.remove_broken_once(known.as_ref(), &keys).await {
+                Err(error) if error.is_passing() && !self.is_over() => {
+                    tokio::time::sleep(RETRY).await;
+                }
+                _ => return,
+            }
+        }
+    }
+
+    async fn remove_broken_once(
+        &self,
+        known: Option<&Entry>,
+        keys: &[String; 2],
+    ) -> Result<(), CallError> {
+        if let Some(version) = known.and_then(|known| known.doubtful_version(self.version())) {
+            self.fence(version).await?;
+        }
+        let deletes = keys.each_ref().map(|key| TxnOp::delete(key.as_str(), None));
+        self.transaction(Txn::new().and_then(deletes)).await.map(drop)
     }
 }
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
 
 use super::Inner;
-use super::batch::sorted;
 use super::errors::CallError;
 use super::layout::{self, holders};
 use super::record::Record;
 use super::session::Session;
+use super::step::sorted;
 use crate::backend::SessionTerm;
-use crate::claim::{Claim, Mode, RenewOutcome};
+use crate::claim::{Claim, Mode, Release, RenewOutcome};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How many leases are looked at in one transaction.
@@ -48,7 +48,11 @@ impl Inner {
     }
 
     /// Whether others wait for each key; `None` if it is not held.
-    async fn look_at(&self, session: &Session, leases: &[Arc<Claim>]) -> Vec<Result<Option<bool>>> {
+    async fn look_at(
+        &self,
+        session: &Arc<Session>,
+        leases: &[Arc<Claim>],
+    ) -> Vec<Result<Option<bool>>> {
         let looks: Vec<TxnOp> = leases
             .iter()
             .map(|lease| match self.root.prefix(&lease.key, lease.mode) {
@@ -73,7 +77,7 @@ impl Inner {
 
     async fn is_held(
         &self,
-        session: &Session,
+        session: &Arc<Session>,
         lease: &Claim,
         answer: TxnOpResponse,
     ) -> Result<Option<bool>> {
@@ -87,10 +91,12 @@ impl Inner {
         let places: Vec<_> = found.iter().map(|(place, _)| place.clone()).collect();
         let held = holders(&places);
         let Some(own) = places.iter().position(|place| place.entry == entry) else {
-            session.claims.forget(lease.owner);
+            session.discard(lease.owner);
             return Ok(None);
         };
         if own >= held {
+            // Nobody asks for the entry any more, and it would be in the way of others.
+            drop(session.start_removal(lease.owner, Release::Now));
             return Ok(None);
         }
         if lease.mode == Mode::Shared && places[own].mode == Mode::Exclusive {

@@ -34,7 +34,7 @@ use crate::error::{Operation, Result};
 
 /// The lease is kept alive so often in its ttl, if nobody asks for more.
 const KEEP_ALIVES: u32 = 5;
-/// A keep-alive that is not answered for so long ends its connection.
+/// A call or keep-alive that is not answered for so long ends its connection.
 const MAX_SILENCE: Duration = Duration::from_secs(2);
 /// The pause before a connection is tried again.
 pub(super) const RETRY: Duration = Duration::from_millis(50);
@@ -122,17 +122,13 @@ impl Session {
         if *last.borrow() < wanted {
             self.wants_keep_alive.notify_one();
             let answered = last.wait_for(|as_of| *as_of >= wanted);
-            let answered = tokio::time::timeout(self.silence(), answered).await;
+            let answered = tokio::time::timeout(self.connections.silence(), answered).await;
             if !matches!(answered, Ok(Ok(_))) {
                 return None;
             }
         }
         let as_of = *self.as_of.borrow();
         (!self.is_over()).then_some(SessionTerm { as_of, term: self.ttl })
-    }
-
-    fn silence(&self) -> Duration {
-        (self.ttl * 2 / 5).min(MAX_SILENCE)
     }
 
     /// Makes a transaction, as whoever asks.
@@ -185,9 +181,13 @@ impl Session {
         })
     }
 
-    /// Makes sure that no request that was sent before is applied after this.
-    pub(super) async fn fence(&self) -> Result<(), CallError> {
+    /// Makes sure that no request that was sent for this version is applied after this. One
+    /// write settles all doubts about a version, however many owners have one.
+    pub(super) async fn fence(&self, outdated: i64) -> Result<(), CallError> {
         let _one = self.fencing.lock().await;
+        if self.version() > outdated {
+            return Ok(());
+        }
         let options = PutOptions::new().with_lease(self.lease);
         let next = TxnOp::put(self.key.as_str(), "", Some(options));
         let version = self.version();
@@ -211,6 +211,12 @@ impl Session {
             let _ = connection.call(leases.revoke(self.lease)).await;
         }
     }
+}
+
+/// How long a call may take: with this ttl there is time for another connection before the
+/// session ends.
+pub(super) fn silence(ttl: Duration) -> Duration {
+    (ttl * 2 / 5).min(MAX_SILENCE)
 }
 
 /// The ttl of a lease that lasts for this time at least.
@@ -258,13 +264,25 @@ async fn keep_alive_over_one(session: &Session, is_first: bool) -> Result<(), Ca
             keeper.keep_alive().await?;
             answers.message().await
         };
-        match tokio::time::timeout(session.silence(), connection.call(answer)).await {
-            Ok(Ok(Some(answer))) if answer.ttl() > 0 => {
+        let silence = session.connections.silence();
+        let answer = tokio::select! {
+            answer = answer => answer.map_err(CallError::of),
+            () = connection.ended() => return Ok(()),
+            () = tokio::time::sleep(silence) => {
+                // A follower waits for the leader that it passed the keep-alive to, also when
+                // there is another leader by now. If it answers calls, only the stream is new.
+                if !connection.has_answered_since(Moment::now() - silence / 2) {
+                    connection.give_up();
+                }
+                return Ok(());
+            }
+        };
+        match answer {
+            Ok(Some(answer)) if answer.ttl() > 0 => {
                 session.as_of.send_replace(sent);
             }
-            Ok(Ok(Some(_))) => return Err(CallError::SessionOver),
-            Ok(Err(error)) => return Err(error),
-            Ok(Ok(None)) | Err(_) => {
+            Ok(Some(_)) | Err(CallError::SessionOver) => return Err(CallError::SessionOver),
+            Ok(None) | Err(_) => {
                 connection.give_up();
                 return Ok(());
             }
