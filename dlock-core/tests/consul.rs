@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use dlock::backend::consul::Consul;
 use dlock::{Dlock, ErrorKind, ReleaseOutcome};
-use dlock_testkit::conformance::{Link, Suite, eventually};
+use dlock_testkit::conformance::{Suite, eventually};
 use dlock_testkit::consul::{ConsulCluster, ConsulServer, url};
-use dlock_testkit::proxy::Proxy;
 
 fn client(server: &ConsulServer, options: &str) -> Dlock {
     let url = format!("{}{options}", server.url());
@@ -38,14 +37,7 @@ async fn conforms(server: &ConsulServer, layout: &'static str) {
         let url = format!("{}&layout={layout}", url(port));
         Consul::new(&url, "test").expect("a backend")
     };
-    let suite = Suite::new(move || on(port));
-    let suite = suite.with_link(move || {
-        let proxy = Proxy::opaque(port);
-        let backend = on(proxy.port());
-        let link: Link = Box::new(move |cut| if cut { proxy.go_silent() } else { proxy.heal() });
-        (backend, link)
-    });
-    suite.run().await;
+    Suite::new(move || on(port)).with_proxy(port, on).run().await;
     // Sessions of clients that are gone end in order; those of calls without a client, and of
     // clients that were cut off, end by their time.
     eventually("no session is left", async || server.sessions().is_empty()).await;

@@ -17,19 +17,25 @@ fn client(url: &str) -> Dlock {
     Dlock::builder().url(url).wait(Duration::from_secs(30)).connect_lazy().expect("a client")
 }
 
+/// A server, a proxy in front of it, and a client behind the proxy.
+fn with_proxy(ttl: &str) -> Option<(ConsulServer, Proxy, Dlock)> {
+    let server = ConsulServer::start()?;
+    let proxy = Proxy::opaque(server.port());
+    let client = client(&format!("{}&ttl={ttl}", url(proxy.port())));
+    Some((server, proxy, client))
+}
+
 /// The acquire is applied and its reply is lost: the retry is the same claim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_reply_is_no_second_grant() {
-    let Some(server) = ConsulServer::start() else { return };
-    let proxy = Proxy::opaque(server.port());
-    let dlock = client(&format!("{}&ttl=20s", url(proxy.port())));
+    let Some((server, proxy, dlock)) = with_proxy("20s") else { return };
     drop(dlock.mutex("warm").lock().await.expect("the lock"));
-    eventually("released", async || server.keys().is_empty()).await;
+    eventually("released", async || server.lock_keys().is_empty()).await;
     for cancelled in [false, true] {
         proxy.stall(&[Way::ToClient]);
         let lock = dlock.mutex("lost-reply");
         let acquiring = tokio::spawn(async move { lock.lock().await });
-        eventually("it is applied", async || server.keys() == ["lost-reply/.lock"]).await;
+        eventually("it is applied", async || server.lock_keys() == ["lost-reply/.lock"]).await;
         if cancelled {
             acquiring.abort();
             let _ = acquiring.await;
@@ -43,16 +49,14 @@ async fn a_lost_reply_is_no_second_grant() {
             assert_eq!(guard.state(), State::Held);
             assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
         }
-        eventually("nothing is left", async || server.keys().is_empty()).await;
+        eventually("nothing is left", async || server.lock_keys().is_empty()).await;
     }
 }
 
 /// A release whose reply is lost is repeated, and never takes the lock of the next holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_release_does_not_touch_a_successor() {
-    let Some(server) = ConsulServer::start() else { return };
-    let proxy = Proxy::opaque(server.port());
-    let one = client(&format!("{}&ttl=20s", url(proxy.port())));
+    let Some((server, proxy, one)) = with_proxy("20s") else { return };
     let two = client(&format!("{}&ttl=20s", server.url()));
     let guard = one.mutex("a").lock().await.expect("the lock");
     proxy.stall(&[Way::ToClient]);
@@ -154,9 +158,7 @@ async fn a_removed_key_is_noticed() {
 /// One renewal is not answered: it is made again, and nothing is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_02_a_failed_renewal_is_tried_again() {
-    let Some(server) = ConsulServer::start() else { return };
-    let proxy = Proxy::opaque(server.port());
-    let dlock = client(&format!("{}&ttl=9s", url(proxy.port())));
+    let Some((_server, proxy, dlock)) = with_proxy("9s") else { return };
     let guard = dlock.mutex("a").lock().await.expect("the lock");
     proxy.once(Once::LoseReply, "/v1/session/renew/");
     eventually("the renewal fails", async || proxy.done() == 1).await;
@@ -169,9 +171,7 @@ async fn row_02_a_failed_renewal_is_tried_again() {
 /// All connections are half open: they are left, and new ones are made in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_07_half_open_connections_are_left() {
-    let Some(server) = ConsulServer::start() else { return };
-    let proxy = Proxy::opaque(server.port());
-    let one = client(&format!("{}&ttl=20s", url(proxy.port())));
+    let Some((server, proxy, one)) = with_proxy("20s") else { return };
     let two = client(&format!("{}&ttl=20s", server.url()));
     let other = two.mutex("b").lock().await.expect("the lock");
     let guard = one.mutex("a").lock().await.expect("the lock");
@@ -199,9 +199,7 @@ async fn row_07_half_open_connections_are_left() {
 /// Then nobody wants it any more: it is removed at once, and not when the ttl has passed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_gives_up_in_doubt_leaves_nothing() {
-    let Some(server) = ConsulServer::start() else { return };
-    let proxy = Proxy::opaque(server.port());
-    let one = client(&format!("{}&ttl=60s", url(proxy.port())));
+    let Some((server, proxy, one)) = with_proxy("60s") else { return };
     let two = client(&format!("{}&ttl=60s", server.url()));
     let guard = two.mutex("a").lock().await.expect("the lock");
     let lock = one.mutex("a");
@@ -215,7 +213,7 @@ async fn a_waiter_that_gives_up_in_doubt_leaves_nothing() {
     waiting.abort();
     let _ = waiting.await;
     let began = Instant::now();
-    eventually("nothing is left", async || server.keys().is_empty()).await;
+    eventually("nothing is left", async || server.lock_keys().is_empty()).await;
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
@@ -223,9 +221,7 @@ async fn a_waiter_that_gives_up_in_doubt_leaves_nothing() {
 /// when Consul answers again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_is_made_however_late() {
-    let Some(server) = ConsulServer::start() else { return };
-    let proxy = Proxy::opaque(server.port());
-    let dlock = client(&format!("{}&ttl=4s", url(proxy.port())));
+    let Some((server, proxy, dlock)) = with_proxy("4s") else { return };
     let guard = dlock.mutex("a").lock().await.expect("the lock");
     let session = server.sessions();
     proxy.go_silent();
@@ -236,9 +232,68 @@ async fn a_release_is_made_however_late() {
         server.http("PUT", &format!("/v1/session/renew/{}", session[0]));
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    assert_eq!(server.keys(), ["a/.lock"], "it could not be released");
+    assert_eq!(server.lock_keys(), ["a/.lock"], "it could not be released");
     proxy.cut(); // what it held back is not delivered
     proxy.heal();
-    eventually("it is released", async || server.keys().is_empty()).await;
+    eventually("it is released", async || server.lock_keys().is_empty()).await;
     assert_eq!(server.sessions(), session, "by the session that had it");
+}
+
+/// A request for a lock is stuck on its way. The client asks again, gets the lock and gives it
+/// back, or gives up. When the first request arrives after that, it takes nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_21_a_late_request_takes_no_lock() {
+    let Some(server) = ConsulServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let one = client(&format!("{}&ttl=60s", url(proxy.port())));
+    let two = client(&format!("{}&ttl=60s", server.url()));
+    drop(one.mutex("warm").lock().await.expect("the lock"));
+    eventually("released", async || server.lock_keys().is_empty()).await;
+    // The second request is granted.
+    proxy.once(Once::HoldRequest, "\"lock\"");
+    let guard = one.mutex("a").lock().await.expect("the lock");
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    // The second request finds that somebody else was faster, and waits.
+    proxy.once(Once::HoldRequest, "\"lock\"");
+    let lock = one.mutex("b").wait(Duration::from_secs(6));
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    eventually("the request is stuck", async || proxy.done() == 2).await;
+    let other = two.mutex("b").lock().await.expect("the lock");
+    let error = waiting.await.expect("the task").expect_err("it is held");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    assert_eq!(other.release().await.expect("an answer"), ReleaseOutcome::Released);
+    for (late, key) in proxy.held().iter().zip(["a", "b"]) {
+        let answer = tokio::task::block_in_place(|| server.deliver(late));
+        assert!(answer.contains("409 Conflict"), "{key}: {answer}");
+        let next = two.mutex(key).wait(Duration::from_secs(5)).lock().await;
+        drop(next.expect("nobody has it"));
+    }
+}
+
+/// The same for permits, whose sessions have ended by then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_21_a_late_request_takes_no_permits() {
+    let Some(server) = ConsulServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let one = client(&format!("{}&layout=lock-key&ttl=60s", url(proxy.port())));
+    let two = client(&format!("{}&layout=lock-key&ttl=60s", server.url()));
+    proxy.once(Once::HoldRequest, "\"lock\"");
+    let guard = one.semaphore("pool", 2).permits(2).lock().await.expect("permits");
+    assert_eq!(proxy.done(), 1, "the first request is stuck");
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    let answer = tokio::task::block_in_place(|| server.deliver(&proxy.held()[0]));
+    assert!(answer.contains("409 Conflict"), "{answer}");
+    let all = two.semaphore("pool", 2).permits(2).wait(Duration::from_secs(5)).lock().await;
+    drop(all.expect("nobody has them"));
+}
+
+/// A claim of more permits than sessions can be made in the time of one call gets them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_permits_are_had_over_a_slow_network() {
+    let Some(server) = ConsulServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let dlock = client(&format!("{}&layout=lock-key&ttl=60s", url(proxy.port())));
+    proxy.delay(Way::ToServer, Duration::from_millis(60));
+    let guard = dlock.semaphore("pool", 60).permits(60).lock().await.expect("permits");
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
 }

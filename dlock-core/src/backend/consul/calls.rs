@@ -6,6 +6,9 @@
 //! a session never takes a key twice, a release never touches a successor, and nothing is
 //! left behind. The index of the transaction is the token.
 //!
+//! A request that was not answered may be carried out later. It is outdated before the claim
+//! is asked for again or released ([`fence`](super::fence)).
+//!
 //! Calls that are due at the same time share a transaction. It changes nothing if one of
 //! them fails, and says which: those are made by themselves, after a look at the key, and
 //! the others once more.
@@ -17,11 +20,11 @@ use tokio::task::JoinSet;
 
 use super::Shared;
 use super::errors::denied;
+use super::fence::FenceState;
 use super::locks::{TOKENS, first_token, is_prefix};
 use super::session::Session;
-use super::wire::{
-    Entry, LOCK_FLAGS, LockValue, Operation as Op, OperationError, SEMAPHORE_FLAGS, foreign_holder,
-};
+use super::wire::{Entry, LOCK_FLAGS, LockValue, Operation as Op, OperationError, SEMAPHORE_FLAGS};
+use crate::backend::holder_json::foreign_holder;
 use crate::claim::{AcquireOutcome, Answer, Claim, Grant, Holder, Owner, ReleaseOutcome, Request};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -46,23 +49,23 @@ impl Shared {
         let mut alone = Vec::new();
         let acquires = requests.iter().any(|request| matches!(request, Request::Acquire(_)));
         let session = if acquires { Some(self.session().await) } else { None };
+        let fence = session.as_ref().and_then(|session| session.as_ref().ok());
+        let fence = fence.map(|session| (&**session, session.fence.state()));
         for (place, request) in requests.iter().enumerate() {
             match (request, &session) {
                 (Request::Acquire(_), Some(Err(error))) => {
                     answers[place] = Some(request.failed(error.clone()));
                 }
                 (Request::Renew(claim), _) => leases.push((place, claim.clone())),
-                (_, session) => {
-                    let session = session.as_ref().and_then(|session| session.as_ref().ok());
-                    match self.operations(request, session.map(|session| &**session)) {
-                        Ok(Some(operations)) => parts.push(Part { place, operations }),
-                        Ok(None) => alone.push(place),
-                        Err(answer) => answers[place] = Some(*answer),
-                    }
-                }
+                _ => match self.operations(request, fence) {
+                    Ok(Some(operations)) => parts.push(Part { place, operations }),
+                    Ok(None) => alone.push(place),
+                    Err(answer) => answers[place] = Some(*answer),
+                },
             }
         }
-        let together = self.together(requests, parts, &mut answers);
+        let check = fence.map(|(session, state)| session.fence.check(state));
+        let together = self.together(requests, check, parts, &mut answers);
         alone.extend(together.await);
         let mut tasks = JoinSet::new();
         for place in alone {
@@ -90,7 +93,7 @@ impl Shared {
     fn operations(
         &self,
         request: &Request,
-        session: Option<&Session>,
+        session: Option<(&Session, FenceState)>,
     ) -> Result<Option<Vec<Op>>, Box<Answer>> {
         let claim = request.claim();
         let path = self.path_of(claim);
@@ -98,7 +101,7 @@ impl Shared {
         let mut locks = self.locks.lock();
         match (request, session) {
             (Request::Acquire(_), _) if claim.mode.is_permits() => Ok(None),
-            (Request::Acquire(_), Some(session)) => {
+            (Request::Acquire(_), Some((session, fence))) => {
                 if let Some(old) = claim.instead_of {
                     locks.owe(old, &path);
                 }
@@ -108,8 +111,9 @@ impl Shared {
                     Some(Some(old)) if claim.queue => Ok(Some(remove(&old.path, old.index))),
                     Some(_) => Ok(None),
                     None if locks.owner_at(&path).is_some() => Ok(None),
+                    None if locks.in_doubt(claim.owner).is_some() => Ok(None),
                     None => {
-                        locks.ask(claim.owner);
+                        locks.ask(claim.owner, fence);
                         let lock = Op::lock(&path, &session.id, &LockValue::of(claim), LOCK_FLAGS);
                         Ok(Some(vec![Op::check_absent(&path), lock]))
                     }
@@ -129,17 +133,19 @@ impl Shared {
         }
     }
 
-    /// Makes calls in one transaction. Answers which of them must be made by themselves.
+    /// Makes calls in one transaction, behind a check of the fence if locks are taken.
+    /// Answers which of them must be made by themselves.
     async fn together(
         self: &Arc<Self>,
         requests: &[Request],
+        check: Option<Op>,
         mut parts: Vec<Part>,
         answers: &mut [Option<Answer>],
     ) -> Vec<usize> {
         let mut alone = Vec::new();
         while !parts.is_empty() {
-            let operations: Vec<Op> =
-                parts.iter().flat_map(|part| part.operations.iter().cloned()).collect();
+            let operations = parts.iter().flat_map(|part| part.operations.iter().cloned());
+            let operations: Vec<Op> = check.clone().into_iter().chain(operations).collect();
             match self.transact(Operation::Acquire, &operations).await {
                 Ok(Ok(results)) => {
                     for part in parts {
@@ -150,7 +156,7 @@ impl Shared {
                     return alone;
                 }
                 Ok(Err(errors)) => {
-                    let mut first = 0;
+                    let mut first = usize::from(check.is_some());
                     let before = parts.len();
                     parts.retain(|part| {
                         let own = first..first + part.operations.len();
@@ -274,6 +280,7 @@ impl Shared {
         if claim.queue {
             self.wait(claim, &path);
         }
+        self.outdate_requests(Operation::Acquire, claim.owner).await?;
         for _ in 0..ATTEMPTS {
             let entry = self.read(Operation::Acquire, &path).await?;
             let check = match &entry {
@@ -293,8 +300,10 @@ impl Shared {
                 }
             };
             let lock = Op::lock(&path, &session.id, &LockValue::of(claim), LOCK_FLAGS);
-            self.locks.lock().ask(claim.owner);
-            match self.transact(Operation::Acquire, &[check, lock]).await? {
+            let fence = session.fence.state();
+            self.locks.lock().ask(claim.owner, fence);
+            let operations = [session.fence.check(fence), check, lock];
+            match self.transact(Operation::Acquire, &operations).await? {
                 Ok(results) => return self.granted_by(claim, &results),
                 Err(errors) => {
                     self.locks.lock().answered(claim.owner);
@@ -311,6 +320,10 @@ impl Shared {
                         self.session_ended(session);
                         return Err(Error::new(ErrorKind::Unavailable, Operation::Acquire)
                             .saying("the session with Consul has ended; a new one is made"));
+                    }
+                    if is(|error| error.op_index == 0) {
+                        // A change of the fence was not answered, or somebody removed it.
+                        self.change_fence(Operation::Acquire, session, fence).await?;
                     }
                 }
             }
@@ -361,6 +374,7 @@ impl Shared {
 
     /// Removes the lock of an owner, after a look whether it is there.
     async fn remove_lock(&self, owner: Owner, path: &str) -> Result<ReleaseOutcome> {
+        self.outdate_requests(Operation::Release, owner).await?;
         for _ in 0..ATTEMPTS {
             let entry = self.read(Operation::Release, path).await?;
             let held = entry.filter(|it| it.holder().is_some() && it.owner() == Some(owner));

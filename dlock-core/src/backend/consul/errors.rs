@@ -46,11 +46,6 @@ impl Failure {
     }
 }
 
-/// An error of the configuration.
-pub(super) fn fault(what: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
-}
-
 /// The error of an answer that is not the expected one.
 pub(super) fn refused(response: &Response, operation: Operation, address: &str) -> Error {
     let text = response.text();

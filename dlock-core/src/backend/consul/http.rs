@@ -21,9 +21,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
 
-use super::errors::{Failure, fault};
+use super::errors::Failure;
 use crate::config::Settings;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// How many connections without a request are kept.
 const IDLE: usize = 8;
@@ -75,7 +75,8 @@ impl Http {
         let tls = match tls {
             true => {
                 let name = ServerName::try_from(host.clone());
-                let name = name.map_err(|_| fault("the host of the URL is not a valid name"))?;
+                let name =
+                    name.map_err(|_| Error::config("the host of the URL is not a valid name"))?;
                 Some((TlsConnector::from(Arc::new(tls_config(config)?)), name))
             }
             false => None,
@@ -87,7 +88,7 @@ impl Http {
     pub(super) fn with_token(mut self, token: &str) -> Result<Self> {
         let value = HeaderValue::from_str(token);
         let mut value = value.map_err(|_| {
-            fault("the token (the password of the URL, or `password_file`) is not valid")
+            Error::config("the token (the password of the URL, or `password_file`) is not valid")
         })?;
         value.set_sensitive(true);
         self.token = Some(value);
@@ -214,7 +215,10 @@ where
 
 fn tls_config(config: &Settings) -> Result<rustls::ClientConfig> {
     let unreadable = |path: &Path, error: &dyn std::fmt::Display| {
-        fault(format!("cannot read the certificates or the key in {}: {error}", path.display()))
+        Error::config(format!(
+            "cannot read the certificates or the key in {}: {error}",
+            path.display()
+        ))
     };
     let mut roots = rustls::RootCertStore::empty();
     match &config.tls_ca {
@@ -232,18 +236,20 @@ fn tls_config(config: &Settings) -> Result<rustls::ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| fault(format!("TLS cannot be used: {error}")))?
+        .map_err(|error| Error::config(format!("TLS cannot be used: {error}")))?
         .with_root_certificates(roots);
     let (Some(cert), Some(key)) = (&config.tls_cert, &config.tls_key) else {
         if config.tls_cert.is_some() || config.tls_key.is_some() {
-            return Err(fault("`tls_cert` and `tls_key` belong together; set both or neither"));
+            return Err(Error::config(
+                "`tls_cert` and `tls_key` belong together; set both or neither",
+            ));
         }
         return Ok(builder.with_no_client_auth());
     };
     let chain = CertificateDer::pem_file_iter(cert).and_then(Iterator::collect);
     let chain: Vec<_> = chain.map_err(|error| unreadable(cert, &error))?;
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
-    builder
-        .with_client_auth_cert(chain, private)
-        .map_err(|error| fault(format!("the certificate of the client cannot be used: {error}")))
+    builder.with_client_auth_cert(chain, private).map_err(|error| {
+        Error::config(format!("the certificate of the client cannot be used: {error}"))
+    })
 }

@@ -2,7 +2,6 @@
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::errors::fault;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
@@ -13,6 +12,8 @@ const PATH: &AsciiSet =
 const PLAIN_NAMESPACE: &str = "default";
 /// Where clients of dlock leave messages for each other.
 const NOTICES: &str = "dlock/notices/";
+/// Where the fences of sessions are.
+const FENCES: &str = "dlock/fences/";
 /// Where it is said who broke a lock.
 const BROKEN: &str = "dlock/broken/";
 
@@ -32,7 +33,7 @@ impl Layout {
             None | Some("consul-lock") => "/.lock",
             Some("lock-key") => "",
             Some(other) => {
-                return Err(fault(format!(
+                return Err(Error::config(format!(
                     "`layout` is `{other}`; write `consul-lock` to share locks with the command `consul lock`, or `lock-key` to share them with LockKey of Consul's Go package"
                 )));
             }
@@ -82,6 +83,11 @@ impl Layout {
 /// The messages for the client that has this session.
 pub(super) fn notices(session: &str) -> String {
     format!("{NOTICES}{session}/")
+}
+
+/// The fence of this session.
+pub(super) fn fence(session: &str) -> String {
+    format!("{FENCES}{session}")
 }
 
 /// Who broke the lock at this path.

@@ -4,15 +4,16 @@
 //! waits at the agent until the key changes ([`watch`](super::watch)).
 //!
 //! A claim is *in doubt* from when it is asked for until that is answered: it may have a
-//! lock. A removal is *owed* from when somebody gives a lock up until Consul says that it is
+//! lock, or get one later. A claim in doubt is not asked for again before the earlier request
+//! is outdated ([`fence`](super::fence)), so there is one such request at most. A removal is *owed* from when somebody gives a lock up until Consul says that it is
 //! gone: the key would stay for as long as the session lives. Who asked for the removal may
 //! not wait so long, so the session's keep-alive sees to it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
-use tokio::task::JoinHandle;
-
+use super::fence::FenceState;
 use super::permits::{HeldPermits, PermitSession};
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::claim::{Owner, Token};
 use crate::key::Key;
 
@@ -46,17 +47,9 @@ pub(super) fn first_token(index: u64) -> Option<u64> {
 #[derive(Debug, Default)]
 struct WaitedKey {
     claims: HashMap<Owner, Key>,
-    watch: Option<JoinHandle<()>>,
+    watch: Option<AbortOnDrop>,
     /// Nobody gets it yet although it is free.
     is_delayed: bool,
-}
-
-impl Drop for WaitedKey {
-    fn drop(&mut self) {
-        if let Some(watch) = &self.watch {
-            watch.abort();
-        }
-    }
 }
 
 /// The locks and the waiting claims of a client.
@@ -66,7 +59,8 @@ pub(super) struct Locks {
     owners: HashMap<String, Owner>,
     waited: HashMap<String, WaitedKey>,
     watched: usize,
-    in_doubt: HashSet<Owner>,
+    /// With the fence that the request was sent by.
+    in_doubt: HashMap<Owner, FenceState>,
     permits: HashMap<Owner, HeldPermits>,
     /// The sessions that claims of permits have, or want to have them by.
     assigned: HashMap<Owner, Vec<PermitSession>>,
@@ -75,9 +69,14 @@ pub(super) struct Locks {
 }
 
 impl Locks {
-    /// A lock is asked for.
-    pub(super) fn ask(&mut self, owner: Owner) {
-        self.in_doubt.insert(owner);
+    /// A lock is asked for by a request that this fence lets through.
+    pub(super) fn ask(&mut self, owner: Owner, fence: FenceState) {
+        self.in_doubt.insert(owner, fence);
+    }
+
+    /// The fence that lets the unanswered request of this owner through, if there is one.
+    pub(super) fn in_doubt(&self, owner: Owner) -> Option<FenceState> {
+        self.in_doubt.get(&owner).copied()
     }
 
     /// That was answered.
@@ -135,8 +134,8 @@ impl Locks {
     pub(super) fn session_ended(&mut self) {
         self.held.clear();
         self.owners.clear();
-        self.in_doubt.clear();
         // Permits have sessions of their own.
+        self.in_doubt.retain(|owner, _| self.assigned.contains_key(owner));
         self.owed.retain(|_, path| is_prefix(path));
         let permits = std::mem::take(&mut self.permits);
         self.owed.extend(permits.into_iter().map(|(owner, held)| (owner, held.prefix)));
@@ -155,7 +154,7 @@ impl Locks {
         !self.is_watched(path) && self.watched < WATCHED
     }
 
-    pub(super) fn watched_by(&mut self, path: &str, watch: JoinHandle<()>) {
+    pub(super) fn watched_by(&mut self, path: &str, watch: AbortOnDrop) {
         self.waited.entry(path.to_owned()).or_default().watch = Some(watch);
         self.watched += 1;
     }
@@ -178,7 +177,7 @@ impl Locks {
     /// Whether this owner only waits for the key: it has nothing in Consul.
     pub(super) fn only_waits(&self, owner: Owner, path: &str) -> bool {
         let waits = self.waited.get(path).is_some_and(|it| it.claims.contains_key(&owner));
-        waits && !self.in_doubt.contains(&owner)
+        waits && !self.in_doubt.contains_key(&owner)
     }
 
     pub(super) fn stop_waiting(&mut self, owner: Owner, path: &str) {
@@ -244,7 +243,7 @@ impl Locks {
 
     /// The owner has no permits. Answers its sessions, and whether it was in doubt.
     pub(super) fn released_permits(&mut self, owner: Owner) -> (Vec<PermitSession>, bool) {
-        let in_doubt = self.in_doubt.contains(&owner);
+        let in_doubt = self.in_doubt.contains_key(&owner);
         self.lost_permits(owner);
         self.released(owner);
         (self.take_assigned(owner).unwrap_or_default(), in_doubt)
@@ -303,7 +302,7 @@ mod tests {
         let key = Key::new("a").expect("a key");
         let mut locks = Locks::default();
         assert!(locks.wait(owner(1), "a", &key));
-        locks.ask(owner(1));
+        locks.ask(owner(1), FenceState::default());
         assert!(!locks.only_waits(owner(1), "a"), "its lock may be there");
         locks.answered(owner(1));
         assert!(locks.only_waits(owner(1), "a"));

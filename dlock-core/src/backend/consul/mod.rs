@@ -10,6 +10,7 @@
 mod breaking;
 mod calls;
 mod errors;
+mod fence;
 mod http;
 mod layout;
 mod locks;
@@ -28,7 +29,7 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use url::Url;
 
-use self::errors::{fault, refused, unreadable};
+use self::errors::{refused, unreadable};
 use self::http::{Http, Response};
 use self::layout::{Layout, escaped};
 use self::locks::Locks;
@@ -39,8 +40,8 @@ use super::{
     Backend, Break, Call, Capabilities, Cursor, KeyState, Listener, Page, ServerState, TtlSupport,
 };
 use crate::claim::{Answer, Claim, Mode, RenewOutcome, Request};
-use crate::config::{Config, Settings, check_namespace, parse_url};
-use crate::error::{Operation, Result};
+use crate::config::Settings;
+use crate::error::{Error, Operation, Result};
 use crate::key::Key;
 
 const NAME: &str = "consul";
@@ -99,12 +100,8 @@ impl Consul {
     /// # Errors
     /// `Config` if the URL or the namespace is not valid.
     pub fn new(url: &str, namespace: &str) -> Result<Self> {
-        check_namespace(namespace)?;
-        let mut config = Config::from_url(url)?;
-        config.namespace = Some(namespace.to_owned());
-        let settings = Settings::from(config);
-        let text = settings.url.clone().unwrap_or_default();
-        Self::configured(&settings, &parse_url(&text)?.url)
+        let (settings, url) = Settings::of_url(url, namespace)?;
+        Self::configured(&settings, &url)
     }
 
     pub(crate) fn configured(config: &Settings, url: &Url) -> Result<Self> {
@@ -113,13 +110,15 @@ impl Consul {
             config.refuse_tls_files("write consuls:// instead of consul://")?;
         }
         if !matches!(url.path(), "" | "/") || !url.username().is_empty() {
-            return Err(fault(
+            return Err(Error::config(
                 "consul:// takes a host and a port, and a token as the password: consul://:TOKEN@host:8500; a folder for the locks is set by `namespace`",
             ));
         }
         let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         if host.is_empty() {
-            return Err(fault("the URL names no host; write for example consul://localhost:8500"));
+            return Err(Error::config(
+                "the URL names no host; write for example consul://localhost:8500",
+            ));
         }
         let port = url.port().unwrap_or(if tls { TLS_PORT } else { PORT });
         let mut http = Http::new(host, port, tls, config)?;
@@ -129,13 +128,15 @@ impl Consul {
         let said = &config.consul;
         let min = said.session_ttl_min.unwrap_or(SESSION_TTL_MIN);
         if config.ttl > SESSION_TTL_MAX {
-            return Err(fault(
+            return Err(Error::config(
                 "the ttl of a session of Consul is a day at most; set a shorter ttl",
             ));
         }
         let lock_delay = said.lock_delay.unwrap_or(LOCK_DELAY);
         if lock_delay > LOCK_DELAY_MAX {
-            return Err(fault("`consul.lock_delay` is above 60s, the longest that Consul takes"));
+            return Err(Error::config(
+                "`consul.lock_delay` is above 60s, the longest that Consul takes",
+            ));
         }
         let datacenter = said.datacenter.as_deref();
         let datacenter = datacenter.map(|name| format!("dc={}", escaped(name)));

@@ -4,8 +4,8 @@
 //! of sessions. A session in the pool is not renewed: it is used again while it is young, and
 //! ended when it is not ([`Shared::end_idle`]). Those of a claim are renewed with it.
 //!
-//! A claim that was given up in doubt has its sessions ended, so that a request which arrives
-//! late cannot take permits by them.
+//! A claim in doubt that is given up or asked for again has its sessions ended, so that a
+//! request which arrives late cannot take permits by them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 
 use super::Shared;
 use super::errors::denied;
+use super::fence::FenceState;
 use super::semaphore::{self, Foreign, Semaphore};
 use super::session::Renewal;
 use super::wire::{Entry, LockValue, Operation as Op, OperationError};
@@ -124,10 +125,15 @@ impl Shared {
                 };
                 return Ok(self.busy(claim, prefix, holder));
             }
+            let is_in_doubt = self.locks.lock().in_doubt(claim.owner).is_some();
+            if is_in_doubt {
+                let _ = self.remove_permits(claim.owner, prefix).await?;
+                continue;
+            }
             let sessions = self.take_sessions(claim.owner, count as usize).await?;
             let ids: Vec<String> = sessions.into_iter().map(|session| session.id).collect();
             let operations = semaphore.add(&ids, of, &LockValue::of_permit(claim, &main.id));
-            self.locks.lock().ask(claim.owner);
+            self.locks.lock().ask(claim.owner, FenceState::default());
             match self.transact(Operation::Acquire, &operations).await? {
                 Ok(results) => {
                     let index = results.iter().map(|entry| entry.modify_index).max();
@@ -187,19 +193,24 @@ impl Shared {
                 sessions.push(pool.swap_remove(place));
             }
         }
-        while sessions.len() < count {
+        loop {
+            // Those that are made stay known when the call is given up meanwhile, so that a
+            // claim of many permits gets on by asking again.
+            self.locks.lock().assign(owner, sessions.clone());
+            if sessions.len() >= count {
+                return Ok(sessions);
+            }
             let as_of = Moment::now();
             let name = format!("dlock: {}, a permit", self.name());
             match self.make_session(&name, self.ttl, Duration::ZERO).await {
                 Ok(id) => sessions.push(PermitSession { id, as_of }),
                 Err(error) => {
-                    self.pool.lock().extend(sessions);
+                    let unused = self.locks.lock().take_assigned(owner).unwrap_or_default();
+                    self.pool.lock().extend(unused);
                     return Err(error);
                 }
             }
         }
-        self.locks.lock().assign(owner, sessions.clone());
-        Ok(sessions)
     }
 
     fn is_young(&self, session: &PermitSession) -> bool {

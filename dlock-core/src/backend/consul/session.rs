@@ -27,6 +27,7 @@ use tokio::task::JoinHandle;
 
 use super::Shared;
 use super::errors::refused;
+use super::fence::Fence;
 use super::wire::{NewSession, SessionId, SessionInfo};
 use crate::claim::SessionTerm;
 use crate::clock::Moment;
@@ -53,6 +54,7 @@ pub(super) struct Session {
     /// When the last answered renewal was sent.
     as_of: AtomicU64,
     ended: AtomicBool,
+    pub(super) fence: Fence,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -104,6 +106,7 @@ impl Shared {
         let name = format!("dlock: {}", self.name());
         let id = self.make_session(&name, self.ttl, self.lock_delay).await?;
         let session = Arc::new(Session {
+            fence: Fence::new(&id),
             id,
             as_of: AtomicU64::new(sent.as_nanos()),
             ended: AtomicBool::new(false),
@@ -241,7 +244,8 @@ async fn renew_regularly(shared: Weak<Shared>, session: Arc<Session>) {
 
 /// Waits until Consul does not know the session any more.
 async fn await_end(shared: Weak<Shared>, session: Arc<Session>) {
-    let path = format!("/v1/session/info/{}", session.id);
+    // A leader that was replaced may not know a session that is new.
+    let path = format!("/v1/session/info/{}?consistent", session.id);
     let mut query = BlockingQuery::new(path);
     loop {
         let Some(shared) = shared.upgrade() else { return };

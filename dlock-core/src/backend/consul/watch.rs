@@ -8,6 +8,7 @@ use super::locks::{Locks, is_prefix};
 use super::semaphore::Semaphore;
 use super::session::{BlockingQuery, PAUSE};
 use super::wire::Entry;
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::claim::{Claim, Notice};
 
 impl Shared {
@@ -30,7 +31,7 @@ impl Shared {
 
     fn start_watch(self: &Arc<Self>, locks: &mut Locks, path: &str) {
         let watch = tokio::spawn(watch(Arc::downgrade(self), path.to_owned()));
-        locks.watched_by(path, watch);
+        locks.watched_by(path, AbortOnDrop(watch.abort_handle()));
     }
 
     /// Whether what was read of a key or semaphore leaves room for somebody.

@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::holder_json::HolderJson;
 use crate::claim::{Claim, Holder, Owner};
 
 /// The flags that Consul's own clients give to the key of a lock.
@@ -206,12 +207,8 @@ pub(super) struct LockValue {
     /// The owner, in hexadecimal digits. A session takes a key that it has once more, so
     /// this tells the claims of one client apart.
     owner: String,
-    client: u64,
-    name: String,
-    host: String,
-    pid: u32,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    tags: Vec<(String, String)>,
+    #[serde(flatten, with = "HolderJson")]
+    holder: Holder,
     /// Milliseconds since 1970.
     since: u64,
     /// For a permit, which has a session of its own: the session of the client.
@@ -231,17 +228,8 @@ impl LockValue {
     }
 
     fn written(claim: &Claim, session: Option<String>) -> String {
-        let Holder { client, name, host, pid, tags } = &*claim.holder;
-        let value = LockValue {
-            owner: claim.owner.to_string(),
-            client: *client,
-            name: name.clone(),
-            host: host.clone(),
-            pid: *pid,
-            tags: tags.clone(),
-            since: unix_millis(),
-            session,
-        };
+        let (owner, holder) = (claim.owner.to_string(), Holder::clone(&claim.holder));
+        let value = LockValue { owner, holder, since: unix_millis(), session };
         serde_json::to_string(&value).unwrap_or_default()
     }
 
@@ -254,15 +242,8 @@ impl LockValue {
     }
 
     pub(super) fn into_holder(self) -> Arc<Holder> {
-        let LockValue { client, name, host, pid, tags, .. } = self;
-        Arc::new(Holder { client, name, host, pid, tags })
+        Arc::new(self.holder)
     }
-}
-
-/// A holder that is not a client of dlock, or a reason why nobody gets the key.
-pub(super) fn foreign_holder(name: &str, host: &str) -> Arc<Holder> {
-    let (name, host) = (name.to_owned(), host.to_owned());
-    Arc::new(Holder { client: 0, name, host, pid: 0, tags: Vec::new() })
 }
 
 /// Tells the holder of a lock that it was broken.
