@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use dlock::backend::zookeeper::ZooKeeper;
-use dlock::{Dlock, ErrorKind};
-use dlock_testkit::conformance::{Link, Suite, eventually};
-use dlock_testkit::proxy::Proxy;
+use dlock::{Dlock, ErrorKind, ReleaseOutcome};
+use dlock_testkit::conformance::{Suite, eventually};
 use dlock_testkit::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
 
 /// The time-out of the sessions: ten ticks of the servers.
@@ -21,16 +20,10 @@ fn client(url: &str) -> Dlock {
 }
 
 async fn suite(url: String, port: u16, layout: &str) {
-    let (query, root) = (format!("?layout={layout}"), "/dlock-tests");
-    let url = format!("{url}{root}{query}");
-    let cut_off = move || {
-        let proxy = Proxy::opaque(port);
-        let url = format!("zookeeper://127.0.0.1:{}{root}{query}", proxy.port());
-        let link: Link =
-            Box::new(move |is_cut| if is_cut { proxy.go_silent() } else { proxy.heal() });
-        (backend(&url), link)
-    };
-    Suite::new(move || backend(&url)).with_link(cut_off).run().await;
+    let path = format!("/dlock-tests?layout={layout}");
+    let url = format!("{url}{path}");
+    let at = move |port: u16| backend(&format!("zookeeper://127.0.0.1:{port}{path}"));
+    Suite::new(move || backend(&url)).with_proxy(port, at).run().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,6 +44,27 @@ async fn conformance_on_an_ensemble_of_three() {
     let Some(ensemble) = ZooKeeperEnsemble::start() else { return };
     let follower = (ensemble.leader() + 1) % 3;
     suite(ensemble.url(), ensemble.servers[follower].port(), "kazoo").await;
+}
+
+/// Who tries after a release gets the lock, also by way of a server that is behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_is_seen_by_every_member() {
+    let Some(ensemble) = ZooKeeperEnsemble::start() else { return };
+    let leader = ensemble.leader();
+    let clients: Vec<_> =
+        (0..3).map(|n| client(&ensemble.servers[(leader + n) % 3].url())).collect();
+    for round in 0..300 {
+        let lock = clients[round % 3].mutex("a");
+        let guard = lock.try_lock().await.expect("an answer");
+        let guard = guard.unwrap_or_else(|| panic!("round {round}: it was released"));
+        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    }
+    let permits = |n: usize| clients[n % 3].semaphore("b", 1).permits(1);
+    for round in 0..100 {
+        let guard = permits(round).try_lock().await.expect("an answer");
+        let guard = guard.unwrap_or_else(|| panic!("round {round}: it was released"));
+        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    }
 }
 
 /// The layout of Curator's mutex has no readers, and says what to do.

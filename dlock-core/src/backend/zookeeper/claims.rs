@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::claim::Owner;
 use crate::clock::Moment;
 use crate::key::Key;
@@ -44,18 +45,12 @@ pub(super) struct Entry {
 /// A task that waits for a change of a node, and ends with this value.
 pub(super) struct Watch {
     path: String,
-    task: AbortHandle,
+    task: AbortOnDrop,
 }
 
 impl Watch {
     pub(super) fn new(path: String, task: AbortHandle) -> Self {
-        Watch { path, task }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.task.abort();
+        Watch { path, task: AbortOnDrop(task) }
     }
 }
 
@@ -157,7 +152,7 @@ impl Claims {
     pub(super) fn waits_for(&self, owner: Owner, path: &str) -> bool {
         let claims = self.entries.lock();
         let waits = claims.get(&owner).and_then(|entry| entry.waits.as_ref());
-        waits.is_some_and(|watch| watch.path == path && !watch.task.is_finished())
+        waits.is_some_and(|watch| watch.path == path && !watch.task.0.is_finished())
     }
 
     pub(super) fn wait(&self, owner: Owner, key: &Key, watch: Watch) {

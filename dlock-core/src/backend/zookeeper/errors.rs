@@ -17,6 +17,21 @@ pub(super) fn is_answer(error: &ZkError) -> bool {
     )
 }
 
+/// Whether a call that failed so may succeed when it is made again by the same session. What
+/// is not known may be temporary.
+pub(super) fn may_pass(error: &ZkError) -> bool {
+    let is_final = matches!(
+        error,
+        ZkError::SessionExpired
+            | ZkError::ClientClosed
+            | ZkError::NoAuth
+            | ZkError::AuthFailed
+            | ZkError::BadArguments(_)
+            | ZkError::Unimplemented
+    );
+    !is_final
+}
+
 /// The error of a call that may have changed something.
 pub(super) fn written(operation: Operation, error: ZkError) -> Error {
     match error {

@@ -52,7 +52,7 @@ impl Layout {
             None | Some("mutex") => Ok(Layout::Mutex),
             Some("rwlock") => Ok(Layout::RwLock),
             Some("kazoo") => Ok(Layout::Kazoo),
-            Some(_) => Err(Error::new(ErrorKind::Config, Operation::Configure).saying(
+            Some(_) => Err(Error::config(
                 "`layout` of zookeeper:// must be `mutex` (Curator's InterProcessMutex, the default), `rwlock` (its InterProcessReadWriteLock) or `kazoo`",
             )),
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use zookeeper_client::{Client, CreateMode, Error as ZkError};
 
 use super::claims::{Known, Node};
@@ -26,14 +27,20 @@ impl ZooKeeper {
         let client = session.client().map_err(failed)?;
         if !claim.queue && session.claims.get(claim.owner).is_none() {
             // Who only tries makes no node if somebody is in the way.
-            let children = Self::children(&client, &parent).await.map_err(failed)?;
-            let in_the_way = |place: &&Place| {
-                let is_left = claim.instead_of.is_some_and(|old| layout::is_of(&place.name, old));
-                let blocks = place.kind == Kind::Exclusive || claim.mode != Mode::Shared;
-                blocks && !is_left
+            let in_the_way = |children: &[String]| {
+                places(self.layout, children).into_iter().find(|place| {
+                    let is_left =
+                        claim.instead_of.is_some_and(|old| layout::is_of(&place.name, old));
+                    let blocks = place.kind == Kind::Exclusive || claim.mode != Mode::Shared;
+                    blocks && !is_left
+                })
             };
-            let places = places(self.layout, &children);
-            if let Some(first) = places.iter().find(in_the_way) {
+            let mut children = Self::children(&client, &parent).await.map_err(failed)?;
+            if in_the_way(&children).is_some() {
+                let latest = Self::latest_children(&session, &client, &parent);
+                children = latest.await.map_err(failed)?;
+            }
+            if let Some(first) = in_the_way(&children) {
                 let holder = Self::holder(&client, &below(&parent, &first.name)).await;
                 self.leave_old(&session, claim).await?;
                 return Ok(AcquireOutcome::Busy { holder });
@@ -87,7 +94,7 @@ impl ZooKeeper {
         let client = session.client().map_err(failed)?;
         let place = match known {
             Some(Known { is_doubtful: true, .. }) => {
-                let found = Self::find_nodes(&client, parent, claim.owner).await;
+                let found = Self::find_nodes(session, &client, parent, claim.owner).await;
                 found.map_err(failed)?.into_iter().next()
             }
             Some(Known { place, .. }) => place,
@@ -173,7 +180,7 @@ impl ZooKeeper {
         answers
     }
 
-    async fn renew_one(&self, session: &Session, lease: &Claim) -> Result<RenewOutcome> {
+    async fn renew_one(&self, session: &Arc<Session>, lease: &Claim) -> Result<RenewOutcome> {
         let failed = |error| errors::written(Operation::Renew, error).on(&lease.key);
         let client = session.client().map_err(failed)?;
         let Some(known) = session.claims.get(lease.owner) else { return Ok(RenewOutcome::Lost) };
@@ -182,7 +189,10 @@ impl ZooKeeper {
             _ => self.lock_held(session, &client, lease, &known).await,
         };
         let Some(others_wait) = others_wait.map_err(failed)? else {
-            session.claims.remove(lease.owner);
+            // Some of its permits may be there, and nobody releases what is lost.
+            if session.claims.leave(lease.owner) {
+                Self::start_removal(session.clone(), lease.owner, self.parents(lease)?);
+            }
             return Ok(RenewOutcome::Lost);
         };
         let term = session.term().await.map_err(failed)?;
@@ -258,24 +268,13 @@ impl ZooKeeper {
         owner: Owner,
     ) -> Result<ReleaseOutcome> {
         let parents = self.parents(lease)?;
-        if !session.claims.leave(owner) {
-            while session.claims.is_leaving(owner) {
-                tokio::time::sleep(RETRY).await;
+        while !session.claims.leave(owner) {
+            tokio::time::sleep(RETRY).await;
+            if !session.claims.is_leaving(owner) && session.claims.get(owner).is_none() {
+                return Ok(ReleaseOutcome::Released); // by the removal that was under way
             }
-            return Ok(ReleaseOutcome::Released);
         }
-        let removing = tokio::spawn(async move {
-            let mut outcome = Self::remove_of(&session, owner, &parents).await;
-            while let Err(ZkError::ConnectionLoss | ZkError::Timeout | ZkError::Custom(_)) = outcome
-                && !session.is_over()
-            {
-                tokio::time::sleep(RETRY).await;
-                outcome = Self::remove_of(&session, owner, &parents).await;
-            }
-            session.claims.left(owner);
-            outcome
-        });
-        match removing.await {
+        match Self::start_removal(session, owner, parents).await {
             Ok(Ok(true)) => Ok(ReleaseOutcome::Released),
             Ok(Ok(false) | Err(ZkError::SessionExpired | ZkError::ClientClosed)) => {
                 Ok(ReleaseOutcome::AlreadyLost)
@@ -283,6 +282,24 @@ impl ZooKeeper {
             Ok(Err(error)) => Err(errors::written(Operation::Release, error).on(&lease.key)),
             Err(_) => Err(Error::new(ErrorKind::Unknown, Operation::Release).on(&lease.key)),
         }
+    }
+
+    /// Removes all that an owner has of a key, and tries again for as long as that may help.
+    /// To be called by whoever made the owner leave.
+    fn start_removal(
+        session: Arc<Session>,
+        owner: Owner,
+        parents: Vec<String>,
+    ) -> JoinHandle<Result<bool, ZkError>> {
+        tokio::spawn(async move {
+            let mut outcome = Self::remove_of(&session, owner, &parents).await;
+            while outcome.as_ref().is_err_and(errors::may_pass) && !session.is_over() {
+                tokio::time::sleep(RETRY).await;
+                outcome = Self::remove_of(&session, owner, &parents).await;
+            }
+            session.claims.left(owner);
+            outcome
+        })
     }
 
     /// Removes what is known of an owner or, in doubt, what is found of it.
@@ -299,7 +316,7 @@ impl ZooKeeper {
             _ => {
                 let mut nodes = Vec::new();
                 for parent in parents {
-                    nodes.extend(Self::find_nodes(&client, parent, owner).await?);
+                    nodes.extend(Self::find_nodes(session, &client, parent, owner).await?);
                 }
                 nodes
             }

@@ -6,8 +6,9 @@
 //! Who is not first watches the node in front of it and no other.
 //!
 //! - *Ghosts*: a create whose answer was lost may have made a node. The owner is in its name;
-//!   so it is looked for, after a `sync`, before another one is made, and before a release is
-//!   answered.
+//!   so it is looked for before another one is made, and before a release is answered.
+//! - *Servers that are behind*: such a look, and one that would say "busy" to who only tries,
+//!   comes after a write that changes nothing (`latest_children`).
 //! - *Order*: calls of a session are carried out in the order of their sending. A create and
 //!   the look at its neighbours leave together, and an old lease is removed before the new one
 //!   is made.

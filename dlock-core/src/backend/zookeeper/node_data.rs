@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::holder_json::{HolderJson, foreign_holder};
 use crate::claim::Holder;
 
 /// The data of a node of dlock.
@@ -12,12 +13,8 @@ use crate::claim::Holder;
 struct NodeData {
     /// The layout version.
     dlock: u32,
-    client: u64,
-    name: String,
-    host: String,
-    pid: u32,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    tags: Vec<(String, String)>,
+    #[serde(flatten, with = "HolderJson")]
+    holder: Holder,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     broken: Option<Broken>,
 }
@@ -46,22 +43,20 @@ struct KeyData {
 const VERSION: u32 = 1;
 
 pub(super) fn encode(holder: &Holder, broken: Option<Broken>) -> Vec<u8> {
-    let Holder { client, name, host, pid, tags } = holder.clone();
-    let data = NodeData { dlock: VERSION, client, name, host, pid, tags, broken };
+    let data = NodeData { dlock: VERSION, holder: holder.clone(), broken };
     serde_json::to_vec(&data).unwrap_or_default()
 }
 
 /// The holder in the data of a node, and whether dlock wrote it.
 pub(super) fn decode(data: &[u8]) -> (Arc<Holder>, bool) {
     if let Ok(data) = serde_json::from_slice::<NodeData>(data) {
-        let NodeData { client, name, host, pid, tags, .. } = data;
-        return (Arc::new(Holder { client, name, host, pid, tags }), true);
+        return (Arc::new(data.holder), true);
     }
     // Curator writes the address of its host, kazoo an identifier that the program chose.
     let text = std::str::from_utf8(data).unwrap_or("").trim();
     let is_shown = !text.is_empty() && text.len() <= 256 && !text.chars().any(char::is_control);
-    let name = if is_shown { text.to_owned() } else { "a program without dlock".to_owned() };
-    (Arc::new(Holder { client: 0, name, host: "?".into(), pid: 0, tags: Vec::new() }), false)
+    let name = if is_shown { text } else { "a program without dlock" };
+    (foreign_holder(name, "?"), false)
 }
 
 /// Who broke the lock of the node with this data.

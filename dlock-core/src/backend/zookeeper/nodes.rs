@@ -106,22 +106,12 @@ impl ZooKeeper {
 
     /// The nodes of this owner below `parent`, when a create of it may have gone astray.
     pub(super) async fn find_nodes(
+        session: &Session,
         client: &Client,
         parent: &str,
         owner: Owner,
     ) -> Result<Vec<Node>, ZkError> {
-        // The server may be behind one that made the node.
-        let synced = client.sync(parent);
-        let listing = client.list_children(parent);
-        match synced.await {
-            Ok(()) | Err(ZkError::NoNode) => {}
-            Err(error) => return Err(error),
-        }
-        let children = match listing.await {
-            Ok(children) => children,
-            Err(ZkError::NoNode) => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
+        let children = Self::latest_children(session, client, parent).await?;
         let mut nodes = Vec::new();
         for name in children.iter().filter(|name| is_of(name, owner)) {
             let path = below(parent, name);
@@ -136,12 +126,23 @@ impl ZooKeeper {
         Ok(nodes)
     }
 
+    /// The names of the nodes below `parent`, with all that was written before this call. The
+    /// server may be behind the others, and the leader behind its followers: so a write goes
+    /// first, which changes nothing. (A `sync` is no help at the leader, which does not wait for
+    /// its own writes then.)
+    pub(super) async fn latest_children(
+        session: &Session,
+        client: &Client,
+        parent: &str,
+    ) -> Result<Vec<String>, ZkError> {
+        let (written, listing) = (session.write_nothing(client), client.list_children(parent));
+        written.await?;
+        or_none(listing.await)
+    }
+
     /// The names of the nodes below `parent`; none if it is not there.
     pub(super) async fn children(client: &Client, parent: &str) -> Result<Vec<String>, ZkError> {
-        match client.list_children(parent).await {
-            Err(ZkError::NoNode) => Ok(Vec::new()),
-            answer => answer,
-        }
+        or_none(client.list_children(parent).await)
     }
 
     /// Removes nodes, and tells whether one of them was there.
@@ -162,5 +163,13 @@ impl ZooKeeper {
             session.wrote(now);
         }
         Ok(any)
+    }
+}
+
+/// What is known of a node, and nothing if it is not there.
+pub(super) fn or_none<T: Default>(answer: Result<T, ZkError>) -> Result<T, ZkError> {
+    match answer {
+        Err(ZkError::NoNode) => Ok(T::default()),
+        answer => answer,
     }
 }

@@ -9,6 +9,7 @@ use super::layout::{
     self, Kind, Layout, PERMIT_LEASES, PERMIT_LOCKS, Place, grant, holders, leases, places,
 };
 use super::node_data::{self, Broken};
+use super::nodes::or_none;
 use super::paths::below;
 use super::{ZooKeeper, errors};
 use crate::backend::{Break, HolderState, KeyState, Page, WaiterState};
@@ -191,13 +192,6 @@ impl ZooKeeper {
         // A command that breaks a lock ends after this call.
         let _ = tokio::time::timeout(MAX_WAIT, removing).await;
         Ok(count)
-    }
-}
-
-fn or_none(answer: Result<Vec<String>, ZkError>) -> Result<Vec<String>, ZkError> {
-    match answer {
-        Err(ZkError::NoNode) => Ok(Vec::new()),
-        answer => answer,
     }
 }
 

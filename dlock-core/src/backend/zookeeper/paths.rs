@@ -18,7 +18,7 @@ impl Root {
         let mut root = String::new();
         if !path.is_empty() {
             if !path.split('/').all(is_name) {
-                return Err(Error::new(ErrorKind::Config, Operation::Configure).saying(
+                return Err(Error::config(
                     "the path of the zookeeper:// URL is not the path of a node; write for example zookeeper://host1,host2/locks",
                 ));
             }

@@ -41,16 +41,23 @@ impl ZooKeeper {
             }
         } else if !claim.queue {
             // Who only tries makes no node if there is no room, or if somebody waits.
+            let is_full = |waiting: &[String], taken: &[String]| {
+                !places(Layout::Mutex, waiting).is_empty() || leases(taken).len() + count > of
+            };
             let waiting = Self::children(&client, &locks).await.map_err(failed)?;
             let taken = Self::children(&client, &permits).await.map_err(failed)?;
-            let taken = leases(&taken);
-            if !places(Layout::Mutex, &waiting).is_empty() || taken.len() + count > of {
-                let first = taken.first().map(|place| below(&permits, &place.name));
-                let holder = match first {
-                    Some(first) => Self::holder(&client, &first).await,
-                    None => None,
-                };
-                return Ok(AcquireOutcome::Busy { holder });
+            if is_full(&waiting, &taken) {
+                let latest = Self::latest_children(&session, &client, &locks);
+                let waiting = latest.await.map_err(failed)?;
+                let taken = Self::children(&client, &permits).await.map_err(failed)?;
+                if is_full(&waiting, &taken) {
+                    let first = leases(&taken).first().map(|place| below(&permits, &place.name));
+                    let holder = match first {
+                        Some(first) => Self::holder(&client, &first).await,
+                        None => None,
+                    };
+                    return Ok(AcquireOutcome::Busy { holder });
+                }
             }
         }
         let (place, mut waiting) = self.take_place(&session, claim, &locks).await?;
@@ -124,8 +131,10 @@ impl ZooKeeper {
         }
         let path = permits.rsplit_once('/').map_or("/", |(path, _)| path);
         let locks = below(path, PERMIT_LOCKS);
-        let place = Self::find_nodes(client, &locks, claim.owner).await.map_err(failed)?.pop();
-        let leases = Self::find_nodes(client, permits, claim.owner).await.map_err(failed)?;
+        let place =
+            Self::find_nodes(session, client, &locks, claim.owner).await.map_err(failed)?.pop();
+        let leases =
+            Self::find_nodes(session, client, permits, claim.owner).await.map_err(failed)?;
         session.claims.set(claim.owner, &claim.key, place.clone(), leases.clone());
         Ok(Some(Known { is_doubtful: false, place, leases }))
     }

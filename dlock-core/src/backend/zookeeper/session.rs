@@ -31,6 +31,10 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// A server that is silent for so long is left for another one.
 const MAX_SILENCE: Duration = Duration::from_secs(2);
+/// It is left after this part of the time-out at most. The driver crate chooses the next server
+/// by chance, and may choose the same one once more: two silences must be over before the guards
+/// are lost, which is two thirds of the time-out after the last write.
+const SILENCE: u32 = 6;
 /// An answered write is fresh for this part of the time-out.
 const FRESH: u32 = 12;
 /// A node that never exists. To delete it is a write, and leaves nothing.
@@ -63,7 +67,7 @@ pub(super) struct Session {
 impl Session {
     async fn open(address: Address, listener: Weak<dyn Listener>) -> Result<Arc<Self>> {
         let sent = Moment::now();
-        let silence = (address.ttl * 2 / 5).min(MAX_SILENCE);
+        let silence = (address.ttl / SILENCE).min(MAX_SILENCE);
         let mut connector =
             Client::connector().with_session_timeout(address.ttl).with_connection_timeout(silence);
         if let Some(credentials) = &address.credentials {
@@ -124,6 +128,25 @@ impl Session {
         answer
     }
 
+    /// Sends a write that changes nothing. When it is answered, the server has all that was
+    /// written before.
+    pub(super) fn write_nothing<'a>(
+        &'a self,
+        client: &'a Client,
+    ) -> impl Future<Output = Result<(), ZkError>> + 'a {
+        let sent = Moment::now();
+        let answer = client.delete(NO_NODE, None);
+        async move {
+            match answer.await {
+                Err(error) if !errors::is_answer(&error) => Err(error),
+                _ => {
+                    self.wrote(sent);
+                    Ok(())
+                }
+            }
+        }
+    }
+
     /// A write was answered that was sent then, or later.
     pub(super) fn wrote(&self, sent: Moment) {
         self.last_write.fetch_max(sent.as_nanos(), Ordering::AcqRel);
@@ -133,10 +156,7 @@ impl Session {
     pub(super) async fn term(&self) -> Result<SessionTerm, ZkError> {
         if Moment::now().since(self.last_write()) > self.timeout / FRESH {
             let client = self.client()?;
-            match self.write(|| client.delete(NO_NODE, None)).await {
-                Err(error) if !errors::is_answer(&error) => return Err(error),
-                _ => {}
-            }
+            self.write_nothing(&client).await?;
         }
         Ok(SessionTerm { as_of: self.last_write(), term: self.timeout * 2 / 3 })
     }
