@@ -360,6 +360,32 @@ async fn a_stopped_node_delays_only_its_own_keys() {
     assert!(u64::from(after) * 100 > u64::from(before) * least, "{before} and {after}");
 }
 
+/// The map is asked for when one node breaks its connections. Another one that is slow then
+/// keeps its connection, and the calls that are under way on it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_at_the_map_spares_slow_nodes() {
+    let Some(cluster) = without_failovers() else { return };
+    let client = patient(&cluster.url());
+    let (at_first, at_slow) = (key_at(&cluster, 0), key_at(&cluster, 1));
+    drop(client.mutex(at_first.as_str()).lock().await.expect("the lock"));
+    let guard = client.mutex(at_slow.as_str()).lock().await.expect("the lock");
+    // The connections of the client; this listing itself has another one.
+    let connections = || {
+        let listed = blocking(|| cluster.nodes[1].cli(&["CLIENT", "LIST", "TYPE", "normal"]));
+        let ids = listed.lines().filter(|line| !line.contains("cmd=client"));
+        ids.map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    let before = connections();
+    cluster.nodes[1].pause();
+    let released = tokio::spawn(guard.release());
+    blocking(|| cluster.nodes[0].cli(&["CLIENT", "KILL", "TYPE", "normal"]));
+    tokio::time::sleep(Duration::from_millis(600)).await; // some looks at the map
+    cluster.nodes[1].resume();
+    let released = released.await.expect("the task").expect("an answer");
+    assert_eq!(released, ReleaseOutcome::Released);
+    assert_eq!(connections(), before, "a new connection was made");
+}
+
 /// Checks that no client is made, and why.
 async fn refused(url: &str, kind: ErrorKind, advice: &str) {
     let error = Dlock::connect(url).await.expect_err("refused");

@@ -90,6 +90,21 @@ async fn a_half_open_notices_connection_is_replaced() {
     server.assert_nothing_left().await;
 }
 
+/// A server that cannot be used is left: the connection on which it was checked is closed
+/// while the client lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_server_keeps_no_connection() {
+    let Some(server) = RedisServer::with(&["--maxmemory-policy", "allkeys-lru"]) else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let client = client(&proxy.url()).connect_lazy().expect("a client");
+    let error = client.mutex("a").try_lock().await.expect_err("it is refused");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(!proxy.attempts().is_empty());
+    eventually("the connection is closed", async || proxy.open() == 0).await;
+    drop(client);
+    server.assert_nothing_left().await;
+}
+
 /// A connection dies silently under a lock with a short ttl: the renewal gives up early
 /// enough for another one on a new connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,20 +5,13 @@ use std::time::{Duration, Instant};
 
 use dlock::{Access, Fence, Guard, ReleaseOutcome, State, Token};
 use dlock_testkit::conformance::eventually;
-use dlock_testkit::holder::{HolderProcess, number};
+use dlock_testkit::holder::{HolderProcess, number, rolling_restart};
 use dlock_testkit::interval::HeldInterval;
 use dlock_testkit::record_checker::RecordChecker;
 use dlock_testkit::redis::{RedisServer, TTL};
 
 fn holder(server: &RedisServer) -> HolderProcess {
     HolderProcess::start(&server.url())
-}
-
-#[track_caller]
-fn assert_clean(checker: &mut RecordChecker, at_least: u64) {
-    checker.sweep(u64::MAX);
-    assert_eq!(checker.violations, Vec::<String>::new());
-    assert!(checker.checked >= at_least, "only {} records", checker.checked);
 }
 
 fn add_own_records(checker: &mut RecordChecker, interval: Option<HeldInterval>, guard: &Guard) {
@@ -52,7 +45,7 @@ async fn row_01_a_paused_holder_is_lost_and_its_successor_untouched() {
     assert!(!fence.pass(Access::Exclusive, Token::new(old).expect("a token")), "stale");
     assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     paused.add_records_to(&mut checker);
-    assert_clean(&mut checker, 2);
+    checker.assert_clean(2);
     drop((here, paused));
     server.assert_nothing_left().await;
 }
@@ -160,7 +153,7 @@ async fn row_20_opposite_orders_never_deadlock() {
         holder.wait_for("done");
         holder.add_records_to(&mut checker);
     }
-    assert_clean(&mut checker, 1_200);
+    checker.assert_clean(1_200);
     drop((one, two));
     server.assert_nothing_left().await;
 }
@@ -238,28 +231,8 @@ async fn row_24_steady_readers_let_a_writer_in() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_25_a_rolling_restart_never_has_two_holders() {
     let Some(server) = RedisServer::start() else { return };
-    let mut checker = RecordChecker::default();
-    let serving = || {
-        let mut process = holder(&server);
-        process.send(&format!("serve a {} 4", TTL.as_millis()));
-        process
-    };
-    let mut fleet = [serving(), serving(), serving()];
-    for round in 0..6_usize {
-        tokio::time::sleep(Duration::from_millis(400)).await;
-        let leaving = &mut fleet[round % 3];
-        leaving.send(&format!("shutdown {}", 40 * (round % 2)));
-        leaving.wait_for("shutdown");
-        assert!(leaving.process.wait_for_exit(Duration::from_secs(10)), "it ends well");
-        leaving.add_records_to(&mut checker);
-        fleet[round % 3] = serving();
-    }
-    for mut process in fleet {
-        process.send("shutdown 500");
-        process.wait_for("shutdown");
-        process.add_records_to(&mut checker);
-    }
-    assert_clean(&mut checker, 50);
+    let start = || holder(&server);
+    rolling_restart(start, TTL, Duration::from_secs(10)).await.assert_clean(50);
     server.assert_nothing_left().await;
 }
 

@@ -3,7 +3,6 @@
 
 mod certificates;
 
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,6 +11,7 @@ use self::certificates::Certificates;
 use dlock::backend::redis::{Credentials, FENCED_SET, RedLock, Redis};
 use dlock::{Access, Config, Dlock, ErrorKind, Fence, Token};
 use dlock_testkit::conformance::Suite;
+use dlock_testkit::ports::free_port;
 use dlock_testkit::redis::RedisServer;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -205,8 +205,7 @@ async fn a_server_that_evicts_is_refused() {
 impl Certificates {
     /// A server with its certificate, and the port for TLS.
     fn server(&self) -> Option<(RedisServer, String)> {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
-        let port = port.expect("a free port").port().to_string();
+        let port = free_port().to_string();
         let (ca, served, key) =
             (self.path("ca.pem"), self.path("server.pem"), self.path("server.key"));
         let options = ["--tls-port", &port, "--tls-ca-cert-file", &ca, "--tls-cert-file", &served];

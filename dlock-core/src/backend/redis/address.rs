@@ -5,7 +5,7 @@ use redis::io::tcp::TcpSettings;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
 use url::Url;
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Result};
 
 /// A server, and how it is called in messages: without user and password.
 #[derive(Clone)]
@@ -30,14 +30,16 @@ impl Address {
             "redis+unix" => {
                 let path = decoded(url.path())?;
                 if path.is_empty() || path == "/" {
-                    return Err(fault(
+                    return Err(Error::config(
                         "redis+unix:// wants a socket: redis+unix:///run/redis.sock",
                     ));
                 }
                 (ConnectionAddr::Unix(path.clone().into()), path)
             }
             _ => {
-                return Err(fault("the URL is not one of Redis; write for example redis://host/0"));
+                return Err(Error::config(
+                    "the URL is not one of Redis; write for example redis://host/0",
+                ));
             }
         };
         let mut settings = nobody();
@@ -52,12 +54,12 @@ impl Address {
             _ if url.scheme() == "redis+unix" => None,
             path if url.scheme().ends_with("+sentinel") => match path.split_once('/') {
                 Some((_, number)) => Some(number.parse().map_err(|_| {
-                    fault("the path of a redis+sentinel:// URL is the name of the primary, and perhaps the number of a database: redis+sentinel://host/mymaster/0")
+                    Error::config("the path of a redis+sentinel:// URL is the name of the primary, and perhaps the number of a database: redis+sentinel://host/mymaster/0")
                 })?),
                 None => None,
             },
             number => Some(number.parse().map_err(|_| {
-                fault("the path of a redis:// URL is the number of a database: redis://host/0")
+                Error::config("the path of a redis:// URL is the number of a database: redis://host/0")
             })?),
         };
         settings = settings.set_db(database.or(in_path).unwrap_or(0));
@@ -73,7 +75,9 @@ impl Address {
     fn with(address: ConnectionAddr, shown: String, settings: RedisConnectionInfo) -> Result<Self> {
         let info = address
             .into_connection_info()
-            .map_err(|_| fault("the URL names no server; write for example redis://localhost/0"))?
+            .map_err(|_| {
+                Error::config("the URL names no server; write for example redis://localhost/0")
+            })?
             .set_tcp_settings(TcpSettings::default().set_nodelay(true))
             .set_redis_settings(settings);
         Ok(Address { info, shown })
@@ -118,16 +122,13 @@ fn nobody() -> RedisConnectionInfo {
 
 fn decoded(text: &str) -> Result<String> {
     let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(Into::into).map_err(|_| fault("a part of the URL is not UTF-8"))
-}
-
-fn fault(what: &str) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
+    decoded.map(Into::into).map_err(|_| Error::config("a part of the URL is not UTF-8"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     fn address(url: &str) -> Result<Address> {
         Address::new(&Url::parse(url).unwrap(), None)

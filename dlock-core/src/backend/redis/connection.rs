@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::{Client, Cmd, ServerErrorKind, Value};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use self::attempt::Attempt;
 pub(super) use self::attempt::pause;
@@ -27,6 +26,7 @@ pub(super) use self::submit::{Submitted, SubmittedRun, Then};
 use super::connector::{Connection, Connector, Given};
 use super::errors;
 use super::scripts::Run;
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::backend::{Listener, ServerState};
 use crate::config::{Eviction, Settings};
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -51,21 +51,13 @@ pub(super) struct Link {
     /// Told when a connection was made again.
     listener: OnceLock<Weak<dyn Listener>>,
     /// Hears that another server is the primary.
-    watcher: Mutex<Option<JoinHandle<()>>>,
+    watcher: Mutex<Option<AbortOnDrop>>,
     /// How often a server was left for another one.
     left: watch::Sender<u64>,
     /// Whether that was heard while a connection was being made.
     moved: AtomicBool,
     /// Called when the connection ends.
     lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        if let Some(watcher) = self.watcher.get_mut() {
-            watcher.abort();
-        }
-    }
 }
 
 enum State {

@@ -150,7 +150,7 @@ impl Endpoint {
             None => Client::open(info),
         };
         client.map_err(|error| {
-            Error::new(ErrorKind::Config, Operation::Configure).saying(format!(
+            Error::config(format!(
                 "the server's address or certificates cannot be used: {}",
                 error.category()
             ))
@@ -337,7 +337,9 @@ fn certificates(address: &Address, files: &TlsFiles) -> Result<Option<TlsCertifi
         return Ok(None);
     }
     if !address.is_tls() {
-        return Err(config_fault("`tls_ca`, `tls_cert` and `tls_key` are for TLS; write rediss:// (rediss+sentinel://, redlocks://) in the URL".into()));
+        return Err(Error::config(
+            "`tls_ca`, `tls_cert` and `tls_key` are for TLS; write rediss:// (rediss+sentinel://, redlocks://) in the URL",
+        ));
     }
     let client_tls = match (cert, key) {
         (Some(cert), Some(key)) => Some(ClientTlsConfig {
@@ -345,7 +347,7 @@ fn certificates(address: &Address, files: &TlsFiles) -> Result<Option<TlsCertifi
             client_key: read("tls_key", key)?,
         }),
         (None, None) => None,
-        _ => return Err(config_fault("`tls_cert` and `tls_key` go together; give both".into())),
+        _ => return Err(Error::config("`tls_cert` and `tls_key` go together; give both")),
     };
     let root_cert = ca.as_deref().map(|path| read("tls_ca", path)).transpose()?;
     Ok(Some(TlsCertificates { client_tls, root_cert }))
@@ -353,10 +355,6 @@ fn certificates(address: &Address, files: &TlsFiles) -> Result<Option<TlsCertifi
 
 fn read(option: &str, path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|error| {
-        config_fault(format!("cannot read `{option}` {}: {error}", path.display()))
+        Error::config(format!("cannot read `{option}` {}: {error}", path.display()))
     })
-}
-
-fn config_fault(what: String) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
 }

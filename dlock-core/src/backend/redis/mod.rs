@@ -357,8 +357,8 @@ impl Backend for Redis {
         self.locks.lanes()
     }
 
-    fn lane(&self, key: &Key) -> usize {
-        self.locks.lane(&self.names.state(key, false))
+    fn lane(&self, request: &Request) -> usize {
+        self.locks.lane(&self.names.state(&request.claim().key, false))
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {

@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use redis::RedisError;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use super::codec::Names;
 use super::connection::{CONNECT_TIMEOUT, Link, pause};
 use super::errors;
 use super::route::Route;
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::backend::{Listener, Notice};
 use crate::error::{Operation, Result};
 
@@ -37,7 +37,7 @@ pub(super) struct Notices {
     /// Whether a lock that was handed over counts only when it was confirmed.
     pub(super) confirmed: bool,
     phase: watch::Sender<Phase>,
-    task: Mutex<Option<JoinHandle<()>>>,
+    task: Mutex<Option<AbortOnDrop>>,
     /// Whether a claim was queued since the last probe: its notice must not be missed.
     pub(super) waiting: Arc<AtomicBool>,
 }
@@ -68,7 +68,7 @@ impl Notices {
         }
         {
             let mut task = self.task.lock();
-            if task.as_ref().is_none_or(JoinHandle::is_finished) {
+            if task.as_ref().is_none_or(|task| task.0.is_finished()) {
                 let listening = Listening {
                     route: route.clone(),
                     listener: listener.clone(),
@@ -78,20 +78,12 @@ impl Notices {
                     phase: self.phase.clone(),
                     waiting: self.waiting.clone(),
                 };
-                *task = Some(tokio::spawn(listening.run()));
+                *task = Some(AbortOnDrop(tokio::spawn(listening.run()).abort_handle()));
             }
         }
         let mut phase = self.phase.subscribe();
         let _ =
             tokio::time::timeout(PATIENCE, phase.wait_for(|phase| *phase != Phase::First)).await;
-    }
-}
-
-impl Drop for Notices {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.get_mut() {
-            task.abort();
-        }
     }
 }
 

@@ -26,7 +26,6 @@ use parking_lot::{Mutex, RwLock};
 use redis::{Cmd, Value, cmd};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
 use url::Url;
 
 pub(super) use self::shard_notices::ShardNotices;
@@ -38,6 +37,7 @@ use super::errors;
 use super::replication::Ran;
 use super::scripts::Run;
 use crate::backend::Listener;
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::config::{Settings, parse_url};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -69,7 +69,7 @@ pub(super) struct Cluster {
     /// The driver's runtime.
     runtime: OnceLock<Handle>,
     listener: OnceLock<Weak<dyn Listener>>,
-    watcher: Mutex<Option<JoinHandle<()>>>,
+    watcher: Mutex<Option<AbortOnDrop>>,
 }
 
 /// What is sent to the node of a key.
@@ -89,7 +89,7 @@ impl Cluster {
         let hosts = parse_url(config.url.as_deref().unwrap_or(url.as_str()))?.hosts;
         let address = Address::new(url, config.database)?;
         if address.info.redis_settings().db() != 0 {
-            return Err(Error::new(ErrorKind::Config, Operation::Configure).saying(
+            return Err(Error::config(
                 "a Redis Cluster has the database 0 only; remove the number from the URL and `database`, and use another namespace",
             ));
         }
@@ -275,14 +275,6 @@ impl Cluster {
                 return link;
             }
             tokio::time::sleep(TRY_AGAIN).await;
-        }
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        if let Some(watcher) = self.watcher.get_mut() {
-            watcher.abort();
         }
     }
 }

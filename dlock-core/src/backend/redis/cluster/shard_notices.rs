@@ -25,7 +25,6 @@ use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, PushInfo, PushKind, RedisResult, Value, cmd};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::JoinHandle;
 
 use super::super::codec::Names;
 use super::super::connection::CONNECT_TIMEOUT;
@@ -34,6 +33,7 @@ use super::super::notices::deliver;
 use super::Cluster;
 use super::slots::{Node, slot_of};
 use crate::backend::Listener;
+use crate::backend::abort_on_drop::AbortOnDrop;
 
 /// How long a channel is kept that nobody wants any more.
 const IDLE: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ pub(in super::super) struct ShardNotices {
     events: UnboundedSender<Event>,
     /// Until the task takes it.
     receiver: Mutex<Option<UnboundedReceiver<Event>>>,
-    task: Mutex<Option<JoinHandle<()>>>,
+    task: Mutex<Option<AbortOnDrop>>,
 }
 
 #[derive(Default)]
@@ -123,15 +123,7 @@ impl ShardNotices {
             connections: HashMap::new(),
             made: 0,
         };
-        *self.task.lock() = Some(tokio::spawn(listening.run(events)));
-    }
-}
-
-impl Drop for ShardNotices {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.get_mut() {
-            task.abort();
-        }
+        *self.task.lock() = Some(AbortOnDrop(tokio::spawn(listening.run(events)).abort_handle()));
     }
 }
 

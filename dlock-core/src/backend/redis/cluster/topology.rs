@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use redis::{Value, cmd};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use super::super::connection::Link;
 use super::slots::{Node, SlotMap};
 use super::{Cluster, errors};
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// The shortest time between two looks at the map.
@@ -27,6 +28,9 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 const ASKED: usize = 5;
 /// How long the others have after the first answer. One of them may know better.
 const OTHER_ANSWERS: Duration = Duration::from_millis(100);
+/// For how long the map is asked for again and again after a new epoch was seen: a replica
+/// raises it when it asks for votes, which is before it is the primary.
+const ELECTION: Duration = Duration::from_secs(2);
 
 /// The map of one node, and its epoch: a node that was cut off has an old one.
 struct Told {
@@ -52,8 +56,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Asks several nodes at once, and believes the highest epoch.
+    /// Asks several nodes at once, and believes the highest epoch. One that is lower than
+    /// what is known counts only if most nodes have told: the first that answers may have
+    /// been cut off, or have come back with an old map.
     async fn ask(&self, operation: Operation) -> Result<Told> {
+        let known = self.epoch.load(Ordering::Relaxed);
         let mut nodes: Vec<Node> = self.map.read().primaries().into_iter().cloned().collect();
         nodes.extend(self.seeds.iter().cloned());
         let mut links: Vec<(Node, Arc<Link>)> = Vec::new();
@@ -64,11 +71,17 @@ impl Cluster {
         }
         links.sort_by_key(|(_, link)| !link.has_connection());
         let mut asked = JoinSet::new();
+        // A call that is given up on ends a silent connection, so it has its usual time.
+        let usual = self.settings.call_timeout;
         for (node, link) in links.into_iter().take(ASKED.max(self.seeds.len())) {
-            asked.spawn(async move { told_by(&node, &link, operation).await });
+            asked.spawn(async move {
+                let told = tokio::time::timeout(usual, told_by(&node, &link, operation)).await;
+                told.unwrap_or_else(|_| Err(errors::silent(link.shown())))
+            });
         }
+        let count = asked.len();
         let (mut best, mut fault): (Option<Told>, Option<Error>) = (None, None);
-        let mut until = None;
+        let (mut until, mut answers) = (None, 0);
         loop {
             let next = asked.join_next();
             let answer = match until {
@@ -77,8 +90,11 @@ impl Cluster {
             };
             match answer {
                 Some(Ok(Ok(told))) => {
-                    let wait = tokio::time::Instant::now() + OTHER_ANSWERS;
-                    until = Some(until.unwrap_or(wait));
+                    answers += 1;
+                    if told.epoch >= known {
+                        let wait = tokio::time::Instant::now() + OTHER_ANSWERS;
+                        until = Some(until.unwrap_or(wait));
+                    }
                     if best.as_ref().is_none_or(|best| told.epoch > best.epoch) {
                         best = Some(told);
                     }
@@ -94,10 +110,11 @@ impl Cluster {
                 None => break,
             }
         }
+        asked.detach_all();
         match (best, fault) {
-            (Some(told), _) => Ok(told),
-            (None, Some(fault)) => Err(fault.during(operation)),
-            (None, None) => Err(errors::unreadable(operation)),
+            (Some(told), _) if told.epoch >= known || answers * 2 > count => Ok(told),
+            (_, Some(fault)) => Err(fault.during(operation)),
+            (_, None) => Err(errors::unreadable(operation)),
         }
     }
 
@@ -126,14 +143,15 @@ impl Cluster {
     /// Looks at the map when it may be old, from the first request on.
     pub(super) fn watch(self: &Arc<Self>) {
         let mut watcher = self.watcher.lock();
-        if watcher.as_ref().is_some_and(|watcher| !JoinHandle::is_finished(watcher)) {
+        if watcher.as_ref().is_some_and(|watcher| !watcher.0.is_finished()) {
             return;
         }
         let _ = self.runtime.set(tokio::runtime::Handle::current());
         let (stale, leases_begin) = (self.stale.clone(), self.leases_begin.clone());
         let cluster = Arc::downgrade(self);
-        *watcher = Some(tokio::spawn(async move {
+        let watching = tokio::spawn(async move {
             let (mut pause, mut turn, mut looked) = (LONGEST, 0, Instant::now());
+            let (mut epoch, mut election): (u64, Option<Instant>) = (0, None);
             loop {
                 let is_stale = tokio::select! {
                     () = stale.notified() => true,
@@ -142,9 +160,14 @@ impl Cluster {
                 };
                 let Some(cluster) = cluster.upgrade() else { return };
                 let is_lost = !cluster.lost_primaries().is_empty();
+                let before = std::mem::replace(&mut epoch, cluster.epoch.load(Ordering::Relaxed));
+                if before != 0 && before != epoch {
+                    election = Some(Instant::now());
+                }
                 if is_stale
                     || is_lost
                     || looked.elapsed() >= LONGEST
+                    || election.is_some_and(|began| began.elapsed() < ELECTION)
                     || cluster.has_new_epoch(turn).await
                 {
                     looked = Instant::now();
@@ -164,7 +187,8 @@ impl Cluster {
                 drop(cluster);
                 tokio::time::sleep(SHORTEST).await;
             }
-        }));
+        });
+        *watcher = Some(AbortOnDrop(watching.abort_handle()));
     }
 
     /// Whether a primary, each time another one, tells another epoch than that of the map,
@@ -211,9 +235,11 @@ async fn told_by(node: &Node, link: &Arc<Link>, operation: Operation) -> Result<
             _ => link.checked(&live, operation, answer),
         }
     };
+    // In this order, an old map never has a new epoch.
+    let epoch = epoch_in(&ask("INFO").await?).unwrap_or(0);
     let map = SlotMap::read(&ask("SLOTS").await?, node);
     let map = map.ok_or_else(|| errors::unreadable(operation))?;
-    Ok(Told { epoch: epoch_in(&ask("INFO").await?).unwrap_or(0), map })
+    Ok(Told { epoch, map })
 }
 
 fn info() -> redis::Cmd {

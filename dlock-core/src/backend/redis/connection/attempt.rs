@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use super::super::connector::Connection;
 use super::super::pipeline::Pipeline;
 use super::super::{errors, sentinel, server_check};
 use super::{Link, Live, State};
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::error::Operation;
 
 impl Link {
@@ -47,13 +47,14 @@ impl Link {
     fn watch_primary(self: &Arc<Self>) {
         let Some(sentinels) = self.connector.sentinels() else { return };
         let mut watcher = self.watcher.lock();
-        if watcher.as_ref().is_none_or(JoinHandle::is_finished) {
+        if watcher.as_ref().is_none_or(|watcher| watcher.0.is_finished()) {
             let link = Arc::downgrade(self);
-            *watcher = Some(tokio::spawn(sentinel::watch(sentinels, move || {
+            let watching = tokio::spawn(sentinel::watch(sentinels, move || {
                 if let Some(link) = link.upgrade() {
                     link.leave();
                 }
-            })));
+            }));
+            *watcher = Some(AbortOnDrop(watching.abort_handle()));
         }
     }
 }
@@ -80,20 +81,21 @@ impl Attempt {
         let since = Instant::now();
         let connecting = async {
             let connection = link.connector.connection().await?;
+            // From here on it is closed when it is dropped, also if the time is over.
+            let live = Live { connection, since, heard: Mutex::new(since) };
             let first = !link.met.load(Ordering::Relaxed);
             let kind = link.connector.kind();
-            server_check::check(&connection, kind, link.eviction, first).await?;
-            link.connector.greet(&connection).await?;
-            Ok(connection)
+            server_check::check(&live.connection, kind, link.eviction, first).await?;
+            link.connector.greet(&live.connection).await?;
+            Ok(live)
         };
         let connected = match tokio::time::timeout(link.connect_timeout, connecting).await {
             Ok(connected) => connected,
             Err(_) => Err(errors::silent(&link.shown)),
         };
         match connected {
-            Ok(connection) => {
+            Ok(live) => {
                 let again = link.met.swap(true, Ordering::Relaxed);
-                let live = Live { connection, since, heard: Mutex::new(since) };
                 let live = Arc::new(live);
                 if let Connection::Plain(pipeline) = &live.connection {
                     let (link, live) = (Arc::downgrade(link), Arc::downgrade(&live));

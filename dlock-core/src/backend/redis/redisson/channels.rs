@@ -22,11 +22,11 @@ use redis::RedisError;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
 
 use super::super::connection::{CONNECT_TIMEOUT, Link, pause};
 use super::super::errors;
 use super::super::notices::next;
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::backend::{Listener, Notice};
 use crate::claim::Owner;
 use crate::error::{Operation, Result};
@@ -43,7 +43,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The channels of the locks that this client waits for.
 pub(super) struct Channels {
     shared: Arc<Shared>,
-    task: Mutex<Option<JoinHandle<()>>>,
+    task: Mutex<Option<AbortOnDrop>>,
 }
 
 struct Shared {
@@ -111,8 +111,9 @@ impl Channels {
             channel.told.is_some_and(|told| told >= sent)
         };
         let mut task = self.task.lock();
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            *task = Some(runtime.spawn(listen(Arc::downgrade(&self.shared))));
+        if task.as_ref().is_none_or(|task| task.0.is_finished()) {
+            let listening = runtime.spawn(listen(Arc::downgrade(&self.shared)));
+            *task = Some(AbortOnDrop(listening.abort_handle()));
         }
         told
     }
@@ -123,14 +124,6 @@ impl Channels {
             && channel.waiters.remove(&owner)
         {
             channel.idle = Instant::now();
-        }
-    }
-}
-
-impl Drop for Channels {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.get_mut() {
-            task.abort();
         }
     }
 }

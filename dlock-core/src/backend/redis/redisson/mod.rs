@@ -95,7 +95,7 @@ impl Redisson {
         provider: Option<Provider>,
     ) -> Result<Self> {
         if url.scheme().ends_with("+cluster") {
-            return Err(fault(
+            return Err(Error::config(
                 "the layout `redisson` is for one server or for Sentinels, not for a cluster; remove `layout`, or use redis:// or redis+sentinel://",
             ));
         }
@@ -109,7 +109,7 @@ impl Redisson {
 
     fn over(connector: Connector, config: &Settings) -> Result<Self> {
         if config.min_replicas > 0 {
-            return Err(fault(
+            return Err(Error::config(
                 "the layout `redisson` does not wait for replicas; remove `min_replicas` or `layout`",
             ));
         }
@@ -266,10 +266,6 @@ fn unsupported(request: &Request) -> Answer {
     request.failed(error.on(&request.claim().key).saying(
         "the layout `redisson` has exclusive locks only, which are free when they are released",
     ))
-}
-
-fn fault(what: &str) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
 }
 
 impl std::fmt::Debug for Redisson {

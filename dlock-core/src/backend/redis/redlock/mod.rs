@@ -58,7 +58,7 @@ use crate::claim::{Answer, Holder, Owner, Request};
 use crate::clock::Clock;
 use crate::collections::Map;
 use crate::config::{Config, HostPort, Settings, parse_url};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Operation, Result};
 use crate::key::Key;
 
 /// The longest ttl if none is configured: twice the default ttl.
@@ -121,7 +121,7 @@ impl RedLock {
     ) -> Result<Self> {
         let longest = config.max_ttl.unwrap_or(DEFAULT_MAX_TTL);
         if config.ttl > longest {
-            return Err(fault(format!(
+            return Err(Error::config(format!(
                 "`ttl` is longer than `max_ttl`, which is {}; use a shorter one, or set `max_ttl` in all programs",
                 humantime::format_duration(longest)
             )));
@@ -170,8 +170,8 @@ impl RedLock {
         check_nodes(&hosts)?;
         let longest = config.max_ttl.unwrap_or(DEFAULT_MAX_TTL);
         if config.min_replicas > 0 {
-            return Err(fault(
-                "the nodes of redlock:// have no replicas; remove `min_replicas`".into(),
+            return Err(Error::config(
+                "the nodes of redlock:// have no replicas; remove `min_replicas`",
             ));
         }
         let names = Names::new(&config.namespace);
@@ -225,13 +225,13 @@ impl RedLock {
 /// Checks what the URL says of the nodes.
 fn check_nodes(hosts: &[HostPort]) -> Result<()> {
     if hosts.len() < FEWEST {
-        return Err(fault(
-            "a quorum needs three nodes or more, better five, so that a majority is left when one fails: redlock://h1,h2,h3; for one server write redis://".into(),
+        return Err(Error::config(
+            "a quorum needs three nodes or more, better five, so that a majority is left when one fails: redlock://h1,h2,h3; for one server write redis://",
         ));
     }
     for (place, (host, port)) in hosts.iter().enumerate() {
         if hosts[..place].contains(&(host.clone(), *port)) {
-            return Err(fault(format!(
+            return Err(Error::config(format!(
                 "the node {host}:{port} is named twice, and would have two votes; name each node once"
             )));
         }
@@ -244,10 +244,6 @@ fn check_nodes(hosts: &[HostPort]) -> Result<()> {
         );
     }
     Ok(())
-}
-
-fn fault(what: String) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
 }
 
 impl Shared {

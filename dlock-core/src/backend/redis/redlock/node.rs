@@ -14,13 +14,13 @@ use parking_lot::Mutex;
 use redis::Value;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 use super::super::connection::{Link, Submitted, Then as ThenSubmitted};
 use super::super::notices::Notices;
 use super::super::scripts::PackedRun;
 use super::owed::Owed;
 use super::voter::Voter;
+use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How often a connection to a node that is down is tried, at most.
@@ -37,7 +37,7 @@ pub(super) struct Node {
     line: Arc<Line>,
     sender: mpsc::UnboundedSender<Job>,
     receiver: Mutex<Option<mpsc::UnboundedReceiver<Job>>>,
-    worker: Mutex<Option<JoinHandle<()>>>,
+    worker: Mutex<Option<AbortOnDrop>>,
     reconnected: Mutex<Instant>,
 }
 
@@ -100,7 +100,7 @@ impl Node {
     pub(super) fn open(&self, runtime: &Handle) {
         if let Some(receiver) = self.receiver.lock().take() {
             let work = send_line(self.link.clone(), self.line.clone(), receiver);
-            *self.worker.lock() = Some(runtime.spawn(work));
+            *self.worker.lock() = Some(AbortOnDrop(runtime.spawn(work).abort_handle()));
         }
     }
 
@@ -152,14 +152,6 @@ impl Node {
             let connected = link.connected(Operation::Connect).await;
             *line.why.lock() = connected.err();
         });
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if let Some(worker) = self.worker.get_mut() {
-            worker.abort();
-        }
     }
 }
 

@@ -45,7 +45,7 @@ impl Sentinels {
         let name = url.path().trim_matches('/').split('/').next().unwrap_or("");
         let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy().into_owned();
         if name.is_empty() {
-            return Err(config_fault(
+            return Err(Error::config(
                 "the URL does not name the primary; write the name that the Sentinels know it by after the hosts: redis+sentinel://host1,host2,host3/mymaster",
             ));
         }
@@ -195,8 +195,4 @@ async fn ask(client: &Client, name: &str, shown: &str) -> Answer {
         }
         answer => answer,
     }
-}
-
-fn config_fault(what: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what.into())
 }
