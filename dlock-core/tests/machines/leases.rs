@@ -1,8 +1,8 @@
 //! The claims of a process at the backend: from when a lease counts, how it is renewed,
 //! released, broken and asked for again.
 
-use dlock::backend::{Answer, Grant, Notice, Release, RenewOutcome, Request};
-use dlock::machine::LeaseStatus;
+use dlock::backend::{Answer, Notice, Owner, Release, RenewOutcome, Request};
+use dlock::machine::{CallId, LeaseStatus, Ticket};
 use dlock::{LossReason, Operation, ReleaseOutcome};
 
 use super::process::{Process, at, unanswered};
@@ -15,26 +15,21 @@ fn broken() -> Notice {
 /// long the answer took.
 #[test]
 fn a_deadline_counts_from_the_sending() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(1_000));
-    let (call, _) = process.acquire();
+    let (mut process, ticket, call, _) = Process::acquiring(at(1_000));
     process.granted(at(1_900), call, 10, 5);
     assert_eq!(process.token(ticket), 10);
     assert_eq!(process.held_until(at(1_900), ticket), at(1_000 + 3_000 - 60));
     // A third later it is renewed, counted from that sending.
     process.tick(at(2_000));
-    let (call, request) = process.call();
-    assert!(matches!(request, Request::Renew(_)));
-    process.answer(at(2_800), call, Answer::Renew(Ok(RenewOutcome::Held { others_wait: false })));
+    let (call, _) = process.renew();
+    process.renewed(at(2_800), call, false);
     assert_eq!(process.held_until(at(2_800), ticket), at(2_000 + 3_000 - 60));
 }
 
 /// A grant that arrives after its ttl is not used.
 #[test]
 fn a_late_grant_is_asked_for_again() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, first) = process.acquire();
+    let (mut process, ticket, call, first) = Process::acquiring(at(0));
     process.granted(at(2_950), call, 10, 5);
     assert!(process.waits(ticket));
     assert!(process.calls.is_empty(), "not at once: the ttl may be shorter than the way");
@@ -46,29 +41,22 @@ fn a_late_grant_is_asked_for_again() {
 /// Rule 3, row 22: a hand-over counts from the request that its notice names.
 #[test]
 fn a_stalled_handover_is_not_believed() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, claim) = process.acquire();
+    let (mut process, ticket, call, claim) = Process::acquiring(at(0));
     process.queued(at(1), call);
-    let grant = Grant { first: 50, count: 5 };
-    let stale = Notice::Granted { grant, sent: claim.sent };
-    process.step(|machine, actions| machine.notice(at(2_950), claim.owner, stale, actions));
+    process.handed_over(at(2_950), claim.owner, 50, claim.sent);
     assert!(process.waits(ticket), "its three seconds were over");
     let (call, _) = process.acquire();
     process.queued(at(2_960), call);
-    let fresh = Notice::Granted { grant, sent: at(2_950) };
-    process.step(|machine, actions| machine.notice(at(3_000), claim.owner, fresh, actions));
+    process.handed_over(at(3_000), claim.owner, 50, at(2_950));
     assert_eq!(process.token(ticket), 50);
     assert_eq!(process.held_until(at(3_000), ticket), at(2_950 + 3_000 - 60));
-    assert!(matches!(process.call().1, Request::Renew(_)), "and confirmed at once");
+    process.renew(); // it is confirmed at once
 }
 
 /// Rule 6, row 21: no release while the acquire is unanswered.
 #[test]
 fn a_release_does_not_overtake_its_acquire() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, claim) = process.acquire();
+    let (mut process, ticket, call, claim) = Process::acquiring(at(0));
     process.forget(at(5), ticket);
     assert!(process.calls.is_empty(), "nothing is sent yet");
     process.granted(at(20), call, 10, 5);
@@ -83,9 +71,7 @@ fn a_release_does_not_overtake_its_acquire() {
 /// is repeated until it cannot.
 #[test]
 fn a_doubtful_acquire_is_released_twice() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, _) = process.acquire();
+    let (mut process, ticket, call, _) = Process::acquiring(at(0));
     process.forget(at(5), ticket);
     process.answer(at(500), call, Answer::Acquire(Err(unanswered(Operation::Acquire))));
     let (call, _) = process.call();
@@ -94,8 +80,7 @@ fn a_doubtful_acquire_is_released_twice() {
     process.tick(at(1_400));
     assert!(process.calls.is_empty());
     process.tick(at(1_520));
-    let (call, request) = process.call();
-    assert!(matches!(request, Request::Release(..)));
+    let (call, _) = process.release();
     process.answer(at(1_530), call, Answer::Release(Ok(ReleaseOutcome::Released)));
     assert!(process.machine.is_idle());
 }
@@ -104,9 +89,7 @@ fn a_doubtful_acquire_is_released_twice() {
 /// it succeeds, and lost at the deadline when it does not.
 #[test]
 fn renewals_are_tried_until_the_deadline() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, _) = process.acquire();
+    let (mut process, ticket, call, _) = Process::acquiring(at(0));
     process.granted(at(1), call, 10, 5);
     let mut now = 1_000;
     let mut tries = 0;
@@ -115,7 +98,7 @@ fn renewals_are_tried_until_the_deadline() {
         for (call, request) in std::mem::take(&mut process.calls) {
             if let Request::Renew(_) = request {
                 tries += 1;
-                process.answer(at(now), call, Answer::Renew(Err(unanswered(Operation::Renew))));
+                process.renewal_unanswered(at(now), call);
                 assert!(matches!(
                     process.machine.status(at(now), ticket),
                     LeaseStatus::Held { certain: false, .. }
@@ -135,16 +118,13 @@ fn renewals_are_tried_until_the_deadline() {
 #[test]
 fn an_early_break_voids_its_grant() {
     for by_notice in [false, true] {
-        let mut process = Process::new();
-        let ticket = process.enqueue(at(0));
-        let (call, claim) = process.acquire();
+        let (mut process, ticket, call, claim) = Process::acquiring(at(0));
         if by_notice {
             process.queued(at(1), call);
         }
         process.notice(at(2), claim.owner, broken());
         if by_notice {
-            let grant = Grant { first: 10, count: 5 };
-            process.notice(at(3), claim.owner, Notice::Granted { grant, sent: claim.sent });
+            process.handed_over(at(3), claim.owner, 10, claim.sent);
         } else {
             process.granted(at(3), call, 10, 5);
             process.tick(at(500));
@@ -157,72 +137,57 @@ fn an_early_break_voids_its_grant() {
     }
 }
 
+/// The lock was handed over while an acquire of the same owner is on its way.
+fn handed_over_while_asking_again() -> (Process, Ticket, CallId, Owner) {
+    let (mut process, ticket, call, claim) = Process::acquiring(at(0));
+    process.queued(at(1), call);
+    process.tick(at(1_000));
+    let (call, _) = process.acquire();
+    process.handed_over(at(1_001), claim.owner, 10, at(1_000));
+    assert_eq!(process.token(ticket), 10);
+    (process, ticket, call, claim.owner)
+}
+
 /// Rule 6, row 28: a lock is broken while an acquire of its owner is on its way. If that
 /// one is granted, it is released.
 #[test]
 fn a_break_leaves_no_ghost_of_a_late_acquire() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, claim) = process.acquire();
-    process.queued(at(1), call);
-    process.tick(at(1_000));
-    let (call, _) = process.acquire();
-    let grant = Grant { first: 10, count: 5 };
-    process.notice(at(1_001), claim.owner, Notice::Granted { grant, sent: at(1_000) });
-    assert_eq!(process.token(ticket), 10);
-    process.notice(at(1_002), claim.owner, broken());
-    assert!(matches!(process.machine.status(at(1_002), ticket), LeaseStatus::Lost(_)));
+    let (mut process, ticket, call, owner) = handed_over_while_asking_again();
+    process.notice(at(1_002), owner, broken());
+    assert!(process.is_lost(at(1_002), ticket));
     process.granted(at(1_003), call, 20, 5);
-    assert!(
-        matches!(process.call().1, Request::Release(released, _) if released.owner == claim.owner)
-    );
+    assert_eq!(process.release().1.owner, owner);
 }
 
 /// The same if the answer to that acquire is here before the notice of the break.
 #[test]
 fn a_break_that_is_told_late_leaves_no_ghost() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, claim) = process.acquire();
-    process.queued(at(1), call);
-    process.tick(at(1_000));
-    let (call, _) = process.acquire();
-    let grant = Grant { first: 10, count: 5 };
-    process.notice(at(1_001), claim.owner, Notice::Granted { grant, sent: at(1_000) });
+    let (mut process, ticket, call, owner) = handed_over_while_asking_again();
     process.granted(at(1_002), call, 20, 5); // it was applied after the break
-    process.notice(at(1_003), claim.owner, broken());
-    assert!(matches!(process.machine.status(at(1_003), ticket), LeaseStatus::Lost(_)));
-    assert!(
-        matches!(process.call().1, Request::Release(released, _) if released.owner == claim.owner)
-    );
+    process.notice(at(1_003), owner, broken());
+    assert!(process.is_lost(at(1_003), ticket));
+    assert_eq!(process.release().1.owner, owner);
 }
 
 /// After a failover a lease is renewed at once, not a third of its ttl later, and a waiter
 /// asks again.
 #[test]
 fn a_store_that_was_found_again_is_asked_at_once() {
-    let mut process = Process::new();
-    let holding = process.enqueue(at(0));
-    let (call, _) = process.acquire();
+    let (mut process, holding, call, _) = Process::acquiring(at(0));
     process.granted(at(0), call, 1, 4);
     process.step(|machine, actions| machine.ask_again(at(10), actions));
-    let (call, renewal) = process.call();
-    assert!(matches!(renewal, Request::Renew(_)), "{renewal:?}");
+    let (call, _) = process.renew();
     process.step(|machine, actions| machine.ask_again(at(11), actions));
     assert!(process.calls.is_empty(), "it is asked already");
     // That answer may come from before, so it is asked once more.
-    process.answer(at(12), call, Answer::Renew(Ok(RenewOutcome::Held { others_wait: false })));
+    process.renewed(at(12), call, false);
     process.tick(at(12));
-    let (call, renewal) = process.call();
-    assert!(matches!(renewal, Request::Renew(_)), "{renewal:?}");
+    let (call, _) = process.renew();
     process.answer(at(13), call, Answer::Renew(Ok(RenewOutcome::Lost)));
     assert_eq!(process.lost, [LossReason::Forgotten]);
-    let now = at(13);
-    assert!(matches!(process.machine.status(now, holding), LeaseStatus::Lost(_)));
+    assert!(process.is_lost(at(13), holding));
 
-    let mut process = Process::new();
-    process.enqueue(at(0));
-    let (call, first) = process.acquire();
+    let (mut process, _, call, first) = Process::acquiring(at(0));
     process.queued(at(1), call);
     process.step(|machine, actions| machine.ask_again(at(10), actions));
     let (_, again) = process.acquire();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::backend::{
-    AcquireOutcome, Answer, Claim, Grant, Moment, Notice, Owner, Request, SessionTerm,
+    AcquireOutcome, Answer, Claim, Grant, Moment, Notice, Owner, RenewOutcome, Request, SessionTerm,
 };
 use dlock::machine::{
     Action, Actions, CallId, Engine, HandoverLimits, Lane, LeaseStatus, Limits, LockRequest,
@@ -55,6 +55,14 @@ impl Process {
         let limits = Limits { handover, waiters: 10, attempt: ms(1_000) };
         let machine = Engine::new(limits, [7; 32], planted);
         Process { machine, calls: Vec::new(), lost: Vec::new() }
+    }
+
+    /// A process in which one task asks for the exclusive lock; the call is not answered.
+    pub(crate) fn acquiring(now: Moment) -> (Self, Ticket, CallId, Arc<Claim>) {
+        let mut process = Self::new();
+        let ticket = process.enqueue(now);
+        let (call, claim) = process.acquire();
+        (process, ticket, call, claim)
     }
 
     pub(crate) fn step<T>(&mut self, step: impl FnOnce(&mut Engine<()>, &mut Actions) -> T) -> T {
@@ -118,6 +126,20 @@ impl Process {
         }
     }
 
+    pub(crate) fn renew(&mut self) -> (CallId, Arc<Claim>) {
+        match self.call() {
+            (call, Request::Renew(lease)) => (call, lease),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn release(&mut self) -> (CallId, Arc<Claim>) {
+        match self.call() {
+            (call, Request::Release(lease, _)) => (call, lease),
+            other => panic!("{other:?}"),
+        }
+    }
+
     pub(crate) fn answer(&mut self, now: Moment, call: CallId, answer: Answer) {
         self.step(|machine, actions| machine.reply(now, call, answer, actions));
     }
@@ -143,8 +165,26 @@ impl Process {
         self.answer(now, call, Answer::Acquire(Ok(queued)));
     }
 
+    pub(crate) fn renewed(&mut self, now: Moment, call: CallId, others_wait: bool) {
+        self.answer(now, call, Answer::Renew(Ok(RenewOutcome::Held { others_wait })));
+    }
+
+    pub(crate) fn session_renewed(&mut self, now: Moment, call: CallId, term: SessionTerm) {
+        let renewed = RenewOutcome::SessionHeld { others_wait: false, term };
+        self.answer(now, call, Answer::Renew(Ok(renewed)));
+    }
+
+    pub(crate) fn renewal_unanswered(&mut self, now: Moment, call: CallId) {
+        self.answer(now, call, Answer::Renew(Err(unanswered(Operation::Renew))));
+    }
+
     pub(crate) fn notice(&mut self, now: Moment, owner: Owner, notice: Notice) {
         self.step(|machine, actions| machine.notice(now, owner, notice, actions));
+    }
+
+    /// The lock was handed to a claim that waited: five tokens, counted from `sent`.
+    pub(crate) fn handed_over(&mut self, now: Moment, owner: Owner, first: u64, sent: Moment) {
+        self.notice(now, owner, Notice::Granted { grant: Grant { first, count: 5 }, sent });
     }
 
     pub(crate) fn tick(&mut self, now: Moment) {
@@ -175,6 +215,10 @@ impl Process {
 
     pub(crate) fn forget(&mut self, now: Moment, ticket: Ticket) {
         self.step(|machine, actions| machine.forget(now, ticket, actions));
+    }
+
+    pub(crate) fn is_lost(&self, now: Moment, ticket: Ticket) -> bool {
+        matches!(self.machine.status(now, ticket), LeaseStatus::Lost(_))
     }
 
     pub(crate) fn held_until(&self, now: Moment, ticket: Ticket) -> Moment {

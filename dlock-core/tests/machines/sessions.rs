@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use dlock::LossReason;
-use dlock::backend::{Answer, Notice, Owner, RenewOutcome, Request, SessionTerm};
+use dlock::backend::{Answer, Notice, Owner, Request, SessionTerm};
 use dlock::machine::{Bug, LeaseStatus, PlantedBug, Ticket};
+use dlock::{Error, ErrorKind, LossReason, Operation};
 
 use super::process::{Process, at};
 
@@ -33,7 +33,7 @@ fn a_grant_counts_from_the_keep_alive_and_not_from_the_call() {
     let ticket = held(&mut process);
     assert_eq!(process.held_until(at(1_100), ticket), at(400) + CERTAIN);
     let lost = at(400) + CERTAIN;
-    assert!(matches!(process.machine.status(lost, ticket), LeaseStatus::Lost(_)));
+    assert!(process.is_lost(lost, ticket));
 }
 
 /// The test above can fail.
@@ -50,10 +50,8 @@ fn a_renewal_counts_from_the_keep_alive() {
     let ticket = held(&mut process);
     let due = process.next_due();
     assert!(due > at(1_100) && due < at(1_400), "{due:?}");
-    let (call, request) = process.call();
-    assert!(matches!(request, Request::Renew(_)));
-    let renewed = RenewOutcome::SessionHeld { others_wait: false, term: term(1_150) };
-    process.answer(at(1_500), call, Answer::Renew(Ok(renewed)));
+    let (call, _) = process.renew();
+    process.session_renewed(at(1_500), call, term(1_150));
     assert_eq!(process.held_until(at(1_500), ticket), at(1_150) + CERTAIN);
 }
 
@@ -63,9 +61,8 @@ fn a_deadline_never_moves_back() {
     let mut process = Process::new();
     let ticket = held(&mut process);
     process.next_due();
-    let (call, _) = process.call();
-    let renewed = RenewOutcome::SessionHeld { others_wait: false, term: term(300) };
-    process.answer(at(1_500), call, Answer::Renew(Ok(renewed)));
+    let (call, _) = process.renew();
+    process.session_renewed(at(1_500), call, term(300));
     assert_eq!(process.held_until(at(1_500), ticket), at(400) + CERTAIN);
 }
 
@@ -81,8 +78,7 @@ fn an_old_keep_alive_makes_no_busy_loop() {
         for (call, request) in std::mem::take(&mut process.calls) {
             if matches!(request, Request::Renew(_)) {
                 renewals += 1;
-                let held = RenewOutcome::SessionHeld { others_wait: false, term: term(400) };
-                process.answer(now, call, Answer::Renew(Ok(held)));
+                process.session_renewed(now, call, term(400));
             }
         }
     }
@@ -94,24 +90,19 @@ fn an_old_keep_alive_makes_no_busy_loop() {
 /// A grant that tells of a keep-alive which is too old is no grant.
 #[test]
 fn a_grant_of_a_dead_session_admits_nobody() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(5_000));
-    let (call, _) = process.call();
+    let (mut process, ticket, call, _) = Process::acquiring(at(5_000));
     process.session_granted(at(5_010), call, term(3_000));
     assert!(!process.is_admitted(ticket));
     let due = process.next_due();
     assert!(due > at(5_010), "not at once");
-    let (call, request) = process.call();
-    assert!(matches!(request, Request::Acquire(_)), "it is asked for again");
+    let (call, _) = process.acquire(); // it is asked for again
     process.session_granted(due, call, term(5_000));
     assert!(process.is_admitted(ticket));
 }
 
 #[test]
 fn a_place_that_lives_by_the_session_is_not_prolonged_every_second() {
-    let mut process = Process::new();
-    process.enqueue(at(0));
-    let (call, _) = process.call();
+    let (mut process, _, call, _) = Process::acquiring(at(0));
     process.session_queued(at(10), call);
     let due = process.next_due();
     assert!(due >= at(7_000) && due <= at(10_100), "{due:?}");
@@ -121,9 +112,7 @@ fn a_place_that_lives_by_the_session_is_not_prolonged_every_second() {
 /// told once, so it is asked for again at once, and not ten seconds later.
 #[test]
 fn a_wake_up_that_overtakes_the_answer_counts() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, claim) = process.acquire();
+    let (mut process, ticket, call, claim) = Process::acquiring(at(0));
     process.notice(at(5), claim.owner, Notice::TryAgain);
     assert!(process.calls.is_empty(), "an acquire is unanswered");
     process.session_queued(at(10), call);
@@ -133,6 +122,29 @@ fn a_wake_up_that_overtakes_the_answer_counts() {
     assert_eq!(again.owner, claim.owner);
     process.session_granted(at(15), call, term(10));
     assert!(process.is_admitted(ticket));
+}
+
+/// The place in the queue lives by the session. Who gives up while the store cannot be
+/// reached leaves it behind unless it is released later.
+#[test]
+fn a_place_is_given_back_after_a_look_that_failed() {
+    let (mut process, ticket, call, _) = Process::acquiring(at(0));
+    process.session_queued(at(10), call);
+    let due = process.next_due();
+    let (call, claim) = process.acquire();
+    let failed = Error::new(ErrorKind::Unavailable, Operation::Acquire);
+    process.answer(due, call, Answer::Acquire(Err(failed)));
+    process.forget(due, ticket);
+    assert_eq!(process.release().1.owner, claim.owner);
+}
+
+/// A grant that came too late is still the store's: who gives up then gives it back.
+#[test]
+fn a_grant_that_came_too_late_is_given_back() {
+    let (mut process, ticket, call, claim) = Process::acquiring(at(5_000));
+    process.session_granted(at(5_010), call, term(3_000));
+    process.forget(at(5_020), ticket);
+    assert_eq!(process.release().1.owner, claim.owner);
 }
 
 #[test]
@@ -166,9 +178,7 @@ fn the_end_of_the_session_is_told_to_every_guard_at_once() {
 /// An answer that was under way when the session ended tells of what is gone.
 #[test]
 fn a_grant_of_the_session_that_ended_is_void() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, _) = process.call();
+    let (mut process, ticket, call, _) = Process::acquiring(at(0));
     process.step(|machine, out| machine.session_lost(at(50), out));
     assert!(process.calls.is_empty(), "an acquire is unanswered");
     process.session_granted(at(60), call, term(0));
@@ -183,12 +193,10 @@ fn a_grant_of_the_session_that_ended_is_void() {
 /// The same for a place in the queue.
 #[test]
 fn a_place_of_the_session_that_ended_is_taken_anew() {
-    let mut process = Process::new();
-    process.enqueue(at(0));
-    let (call, _) = process.call();
+    let (mut process, _, call, _) = Process::acquiring(at(0));
     process.step(|machine, out| machine.session_lost(at(50), out));
     process.session_queued(at(60), call);
     let due = process.next_due();
     assert!(due <= at(61), "{due:?}");
-    assert!(matches!(process.call().1, Request::Acquire(_)));
+    process.acquire();
 }

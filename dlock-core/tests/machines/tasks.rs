@@ -1,11 +1,16 @@
 //! The tasks of a process that want one key: hand-overs, waiting, readers that share a
 //! lease, and locks inside a lock.
 
-use dlock::backend::{AcquireOutcome, Answer, Grant, Moment, RenewOutcome, Request};
+use dlock::Mode;
+use dlock::backend::{AcquireOutcome, Answer, Grant, Moment, RenewOutcome};
 use dlock::machine::{HandoverLimits, Lane, Outcome, Refusal, Ticket, Wait};
-use dlock::{Mode, Operation};
 
-use super::process::{Process, at, holder, ms, unanswered};
+use super::process::{Process, at, holder, ms};
+
+/// A reader asks for the lock, and waits for it.
+fn read(process: &mut Process, now: u64, lane: Lane) -> Ticket {
+    process.enqueue_with(at(now), Mode::Shared, Wait::Until(Moment::NEVER), lane)
+}
 
 /// Rule 2: each hand-over has its own token; after the limit one call releases the lease
 /// and requests a new one.
@@ -38,15 +43,13 @@ fn a_lease_that_nobody_else_wants_is_extended_while_it_is_handed_over() {
         process.granted(at(1), call, 100, first.tokens);
         process.forget(at(2), tickets[0]);
         assert_eq!(process.token(tickets[1]), 101, "handed over, and the next term is asked for");
-        let (call, request) = process.call();
-        let Request::Renew(renewal) = request else { panic!("{request:?}") };
+        let (call, renewal) = process.renew();
         assert_eq!((renewal.owner, renewal.tokens), (first.owner, 5));
         process.forget(at(3), tickets[1]);
         assert_eq!(process.token(tickets[2]), 102, "hand-overs go on meanwhile");
         assert!(process.calls.is_empty());
         if others_wait {
-            let held = RenewOutcome::Held { others_wait };
-            process.answer(at(4), call, Answer::Renew(Ok(held)));
+            process.renewed(at(4), call, others_wait);
             process.forget(at(7), tickets[2]);
             assert!(process.waits(tickets[3]), "the turn ends as before");
             assert_eq!(process.acquire().1.instead_of, Some(first.owner));
@@ -63,7 +66,7 @@ fn a_lease_that_nobody_else_wants_is_extended_while_it_is_handed_over() {
         process.forget(at(9), tickets[5]);
         assert!(process.waits(tickets[6]), "its time is over, but an answer is on its way");
         assert!(process.calls.is_empty());
-        process.answer(at(9), call, Answer::Renew(Err(unanswered(Operation::Renew))));
+        process.renewal_unanswered(at(9), call);
         assert_eq!(process.acquire().1.instead_of, Some(first.owner));
     }
 }
@@ -80,7 +83,7 @@ fn an_unfit_lease_is_not_handed_over() {
         if !late {
             process.tick(at(1_000));
             let (call, _) = process.call();
-            process.answer(at(1_001), call, Answer::Renew(Err(unanswered(Operation::Renew))));
+            process.renewal_unanswered(at(1_001), call);
             now = 1_002;
         }
         // The tenancy's limit is a second, so a late one is told by its age too.
@@ -94,9 +97,7 @@ fn an_unfit_lease_is_not_handed_over() {
 /// Rule 9: a waiter asks the backend again about once a second.
 #[test]
 fn a_waiter_looks_again() {
-    let mut process = Process::new();
-    let ticket = process.enqueue(at(0));
-    let (call, claim) = process.acquire();
+    let (mut process, ticket, call, claim) = Process::acquiring(at(0));
     process.queued(at(1), call);
     let due = process.machine.next_due();
     assert!(due > at(500) && due <= at(1_001), "{due:?}");
@@ -134,25 +135,22 @@ fn attempts_do_not_wait() {
 #[test]
 fn readers_stop_joining_when_others_wait() {
     let mut process = Process::new();
-    let read = |process: &mut Process, now| {
-        process.enqueue_with(at(now), Mode::Shared, Wait::Until(Moment::NEVER), Lane::Shared)
-    };
-    let one = read(&mut process, 0);
+    let one = read(&mut process, 0, Lane::Shared);
     let (call, claim) = process.acquire();
     process.granted(at(1), call, 100, claim.tokens);
-    let two = read(&mut process, 2);
+    let two = read(&mut process, 2, Lane::Shared);
     assert_eq!(process.token(one), process.token(two), "local readers share a claim");
     process.tick(at(1_000));
     let (call, _) = process.call();
-    process.answer(at(1_001), call, Answer::Renew(Ok(RenewOutcome::Held { others_wait: true })));
-    let three = read(&mut process, 1_002);
+    process.renewed(at(1_001), call, true);
+    let three = read(&mut process, 1_002, Lane::Shared);
     let (call, own) = process.acquire();
     assert!(own.owner != claim.owner && own.instead_of.is_none(), "a claim of its own");
     process.queued(at(1_003), call);
     assert!(process.waits(three), "behind whoever waits");
     process.forget(at(1_004), one);
     process.forget(at(1_004), two);
-    assert!(matches!(process.call().1, Request::Release(..)));
+    process.release();
 }
 
 /// Rule 15: a reader that is nested may outlive its parent. When it leaves, its lease is
@@ -160,9 +158,6 @@ fn readers_stop_joining_when_others_wait() {
 #[test]
 fn a_nested_reader_outlives_its_parent_in_a_retired_lease() {
     let mut process = Process::new();
-    let read = |process: &mut Process, now, lane| {
-        process.enqueue_with(at(now), Mode::Shared, Wait::Until(Moment::NEVER), lane)
-    };
     let parent = read(&mut process, 0, Lane::Shared);
     let (call, claim) = process.acquire();
     process.granted(at(1), call, 100, claim.tokens);
@@ -172,17 +167,13 @@ fn a_nested_reader_outlives_its_parent_in_a_retired_lease() {
     let _next = read(&mut process, 1_500, Lane::Shared); // too late to join
     process.acquire();
     process.forget(at(1_501), nested);
-    assert!(
-        matches!(process.call().1, Request::Release(released, _) if released.owner == claim.owner)
-    );
+    assert_eq!(process.release().1.owner, claim.owner);
 }
 
 /// Rule 16: nobody gets in inside a lock whose holder was told that it is over.
 #[test]
 fn nobody_enters_a_revoked_lock() {
-    let mut process = Process::new();
-    let parent = process.enqueue(at(0));
-    let (call, _) = process.acquire();
+    let (mut process, parent, call, _) = Process::acquiring(at(0));
     process.granted(at(1), call, 10, 5);
     process.step(|machine, actions| machine.revoke_all(actions));
     let (mode, lane) = (Mode::Exclusive, Lane::Nested(parent));

@@ -123,7 +123,7 @@ impl Keeper {
                     && !planted.is(Bug::EarlyLossForgotten) =>
             {
                 tracked.given_up();
-                tracked.phase = Phase::Acquiring;
+                tracked.phase = Phase::Queued; // it may have been granted anew since
                 self.coverage.count(Transition::GrantVoid);
                 let retry = self.retry_in(id);
                 self.set_due(id, now + retry);
@@ -169,8 +169,8 @@ impl Keeper {
                 self.release(now, id, Release::Now, None, out);
                 Some(ClaimEvent::Busy(holder))
             }
+            // What it had in the queue is still there.
             Err(error) if error.kind().is_retryable() && tracked.claim.queue => {
-                tracked.phase = Phase::Acquiring;
                 let retry = self.retry_in(id);
                 self.set_due(id, now + retry);
                 Some(ClaimEvent::Trouble(error))
@@ -194,7 +194,8 @@ impl Keeper {
             return Some(ClaimEvent::Granted(grant));
         }
         // It came too late to be of use. It is asked for again, but not at once: the ttl may
-        // be shorter than the way.
+        // be shorter than the way. Until then the backend may have it.
+        self.claims.get_mut(id)?.phase = Phase::Queued;
         self.coverage.count(Transition::GrantTooLate);
         let retry = self.retry_in(id);
         self.set_due(id, now + retry);

@@ -36,10 +36,19 @@ pub(super) struct TrackedClaim {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
+    /// The backend has nothing of it, unless an acquire is under way or in doubt.
     Acquiring,
+    /// The backend has a place in the queue for it, or a grant that is of no use.
     Queued,
-    Held { certain: bool, renewing: bool },
-    Releasing { give_up: Moment, reply_to: Option<Ticket>, told: bool },
+    Held {
+        certain: bool,
+        renewing: bool,
+    },
+    Releasing {
+        give_up: Moment,
+        reply_to: Option<Ticket>,
+        told: bool,
+    },
 }
 
 /// The moment until which an acquire that was never answered may still be applied.
