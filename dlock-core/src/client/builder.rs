@@ -13,7 +13,7 @@ use crate::backend::{Backend, Capabilities};
 use crate::claim::Holder;
 use crate::config::{Config, Settings};
 use crate::driver::Core;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Result};
 use crate::extension::ExtensionMap;
 use crate::observe::{Event, Hook, Observer};
 use crate::planted_bug::PlantedBug;
@@ -237,7 +237,7 @@ impl DlockBuilder {
             let asked = provider();
             Box::pin(async move {
                 asked.await.map_err(|error| {
-                    Error::new(ErrorKind::Unavailable, Operation::Connect)
+                    Error::new(crate::ErrorKind::Unavailable, crate::Operation::Connect)
                         .saying("the provider of Redis credentials failed; it is called again with the next connection")
                         .because(error)
                 })
@@ -368,8 +368,7 @@ fn honoured_ttl(capabilities: &Capabilities, ttl: Duration, is_said: bool) -> Re
     if !is_said {
         return Ok(support.nearest(ttl));
     }
-    let refused = || Error::new(ErrorKind::Config, Operation::Configure);
-    support.honoured(ttl).ok_or_else(|| refused().saying(support.refusal(name, ttl)))
+    support.honoured(ttl).ok_or_else(|| Error::config(support.refusal(name, ttl)))
 }
 
 /// The Redis backend of the given connection, else that of the URL with these

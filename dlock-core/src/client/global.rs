@@ -24,8 +24,7 @@ static GLOBAL: OnceLock<Dlock> = OnceLock::new();
 /// `Config` if `init` was called before.
 pub fn init(dlock: Dlock) -> Result<()> {
     GLOBAL.set(dlock).map_err(|_| {
-        Error::new(ErrorKind::Config, Operation::Configure)
-            .saying("dlock::init was called before; call it only once, when the program starts")
+        Error::config("dlock::init was called before; call it only once, when the program starts")
     })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ::url::Url;
 
 use super::url::parse_url;
-use super::values::{fault, read_password};
+use super::values::read_password;
 use super::{Config, ConsulConfig, SentinelConfig, Settings};
 use crate::backend::Backend;
 #[cfg(feature = "consul")]
@@ -23,7 +23,7 @@ use crate::backend::sql::Postgres;
 use crate::backend::sql::Sqlite;
 #[cfg(feature = "zookeeper")]
 use crate::backend::zookeeper::ZooKeeper;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The URL schemes of the backends that are compiled in.
 pub(super) const SCHEMES: &[&str] = &[
@@ -92,7 +92,7 @@ impl Settings {
         let written = url.password().map(decoded).transpose()?;
         match (url.username(), file.or(written)) {
             ("", None) => Ok(None),
-            ("", Some(_)) | (_, None) => Err(fault(format!(
+            ("", Some(_)) | (_, None) => Err(Error::config(format!(
                 "{}:// needs a user and a password, or neither of them",
                 url.scheme()
             ))),
@@ -115,45 +115,42 @@ impl Settings {
         let password = self.password_file.as_deref().map(read_password).transpose()?;
         let is_sentinel = url.scheme().ends_with("+sentinel");
         if self.sentinel != SentinelConfig::default() && !is_sentinel {
-            return Err(fault(
-                "the options `sentinel.*` are for a redis+sentinel:// URL; remove them, or change the URL"
-                    .into(),
+            return Err(Error::config(
+                "the options `sentinel.*` are for a redis+sentinel:// URL; remove them, or change the URL",
             ));
         }
         if self.max_ttl.is_some() && !url.scheme().starts_with("redlock") {
-            return Err(fault(
-                "the option `max_ttl` is for a redlock:// URL; remove it, or change the URL".into(),
+            return Err(Error::config(
+                "the option `max_ttl` is for a redlock:// URL; remove it, or change the URL",
             ));
         }
         let is_consul = matches!(url.scheme(), "consul" | "consuls");
         if self.consul != ConsulConfig::default() && !is_consul {
-            return Err(fault(
-                "the options `consul.*` are for a consul:// URL; remove them, or change the URL"
-                    .into(),
+            return Err(Error::config(
+                "the options `consul.*` are for a consul:// URL; remove them, or change the URL",
             ));
         }
         let has_layouts = url.scheme() == "zookeeper"
             || is_consul
             || url.scheme().starts_with("redis") && cfg!(feature = "redis");
         if self.layout.is_some() && !has_layouts {
-            return Err(fault(
-                "`layout` is for a redis://, zookeeper:// or consul:// URL; remove it".into(),
+            return Err(Error::config(
+                "`layout` is for a redis://, zookeeper:// or consul:// URL; remove it",
             ));
         }
         match url.scheme() {
             "memory" => {
                 if password.is_some() || !url.username().is_empty() || url.password().is_some() {
-                    return Err(fault(
-                        "memory:// has no users or passwords; remove them and `password_file`"
-                            .into(),
+                    return Err(Error::config(
+                        "memory:// has no users or passwords; remove them and `password_file`",
                     ));
                 }
                 if self.min_replicas > 0 {
-                    return Err(fault("memory:// has no replicas; remove `min_replicas`".into()));
+                    return Err(Error::config("memory:// has no replicas; remove `min_replicas`"));
                 }
                 if !matches!(url.path(), "" | "/") {
-                    return Err(fault(
-                        "memory:// takes a name but no path; write memory://name".into(),
+                    return Err(Error::config(
+                        "memory:// takes a name but no path; write memory://name",
                     ));
                 }
                 let name = url.host_str().unwrap_or("");
@@ -176,7 +173,7 @@ impl Settings {
             "zookeeper" => Ok(Arc::new(ZooKeeper::configured(self, &url)?)),
             #[cfg(feature = "etcd")]
             "etcd" | "etcds" => Ok(Arc::new(Etcd::configured(self, &url)?)),
-            unknown => Err(fault(format!("no backend has the scheme `{unknown}://`"))),
+            unknown => Err(Error::config(format!("no backend has the scheme `{unknown}://`"))),
         }
     }
 
@@ -185,7 +182,9 @@ impl Settings {
     pub(crate) fn redis_with(&self, provider: Provider) -> Result<Arc<dyn Backend>> {
         let url = self.parsed_url()?;
         if url.scheme() == "memory" {
-            return Err(fault("memory:// takes no credentials; remove the provider of Redis credentials, or set a redis:// URL".into()));
+            return Err(Error::config(
+                "memory:// takes no credentials; remove the provider of Redis credentials, or set a redis:// URL",
+            ));
         }
         if url.scheme().starts_with("redlock") {
             return Ok(Arc::new(RedLock::configured(self, &url, Some(provider))?));
@@ -215,7 +214,7 @@ impl Settings {
         match self.layout.as_deref() {
             None => Ok(false),
             Some("redisson") => Ok(true),
-            Some(other) => Err(fault(format!(
+            Some(other) => Err(Error::config(format!(
                 "`{other}` is not a layout of redis://; write `redisson` to share locks with Redisson, or remove `layout`"
             ))),
         }
@@ -225,7 +224,7 @@ impl Settings {
     /// must not run without exclusion.
     fn parsed_url(&self) -> Result<Url> {
         let url = self.url.as_deref().ok_or_else(|| {
-            fault("no backend is configured; set `url`, for example redis://localhost:6379 (DLOCK_URL if you read the environment), or ask for memory:// to lock inside this process only".into())
+            Error::config("no backend is configured; set `url`, for example redis://localhost:6379 (DLOCK_URL if you read the environment), or ask for memory:// to lock inside this process only")
         })?;
         Ok(parse_url(url)?.url)
     }
@@ -235,7 +234,7 @@ impl Settings {
 #[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
 fn decoded(text: &str) -> Result<String> {
     let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
-    let bad = |_| fault("user or password of the URL is not valid UTF-8".into());
+    let bad = |_| Error::config("user or password of the URL is not valid UTF-8");
     decoded.map(|text| text.into_owned()).map_err(bad)
 }
 

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use super::settings::DEFAULT_MAX_WAITERS;
-use super::values::fault;
 use super::{MAX_TTL, MIN_TTL, Settings};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The longest `call_timeout`.
 const MAX_CALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -19,7 +18,7 @@ impl Settings {
     pub(crate) fn check(&self) -> Result<()> {
         let bounded = |name: &str, value: Duration, max: Duration| {
             if value < MIN_TTL || value > max {
-                return Err(fault(format!(
+                return Err(Error::config(format!(
                     "`{name}` is {}; write a duration from {} to {}",
                     humantime::format_duration(value),
                     humantime::format_duration(MIN_TTL),
@@ -39,10 +38,10 @@ impl Settings {
         }
         bounded("call_timeout", self.call_timeout, MAX_CALL_TIMEOUT)?;
         if self.break_delay > MAX_TTL {
-            return Err(fault("`break_delay` is above a day".to_owned()));
+            return Err(Error::config("`break_delay` is above a day"));
         }
         if self.max_waiters == 0 {
-            return Err(fault(format!(
+            return Err(Error::config(format!(
                 "`max_waiters` is 0, so no task could wait; the default is {DEFAULT_MAX_WAITERS}"
             )));
         }
@@ -52,7 +51,7 @@ impl Settings {
             || client.len() > MAX_CLIENT_NAME_BYTES
             || client.chars().any(char::is_control)
         {
-            return Err(fault(format!(
+            return Err(Error::config(format!(
                 "`client_name` must be 1 to {MAX_CLIENT_NAME_BYTES} bytes without control characters"
             )));
         }
@@ -64,7 +63,7 @@ impl Settings {
 pub(crate) fn check_namespace(name: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(plain) {
-        return Err(fault(format!(
+        return Err(Error::config(format!(
             "`namespace` must be 1 to {MAX_NAME_BYTES} letters, digits, `-`, `_` or `.`"
         )));
     }

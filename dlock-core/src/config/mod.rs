@@ -24,20 +24,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-#[cfg(any(
-    feature = "consul",
-    feature = "etcd",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sqlite",
-    feature = "zookeeper"
-))]
-pub(crate) use self::check::check_namespace;
 pub(crate) use self::settings::Settings;
 #[cfg(feature = "redis")]
 pub(crate) use self::url::HostPort;
-#[cfg(any(feature = "consul", feature = "etcd", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
 pub(crate) use self::url::parse_url;
 use self::url::redacted;
 

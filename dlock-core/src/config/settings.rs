@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use super::{Config, ConsulConfig, Eviction, Policy, SentinelConfig, SslMode, redacted};
 use crate::backend::Capabilities;
-#[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
-use crate::error::{ErrorKind, Operation};
 use crate::machine::{HandoverLimits, Limits};
 
 const DEFAULT_NAMESPACE: &str = "default";
@@ -29,6 +27,10 @@ pub(super) const DEFAULT_MAX_WAITERS: usize = 10_000;
 
 /// The options of a client, each with its value; see [`Config`] for what they mean.
 #[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(
+    not(all(feature = "postgres", feature = "redis", feature = "sqlite")),
+    allow(dead_code, reason = "some options are of one backend")
+)]
 pub(crate) struct Settings {
     /// `None` only if the program gave a backend or a connection of its own.
     pub(crate) url: Option<String>,
@@ -44,24 +46,15 @@ pub(crate) struct Settings {
     pub(crate) max_waiters: usize,
     pub(crate) client_name: Option<String>,
     pub(crate) password_file: Option<PathBuf>,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
     pub(crate) database: Option<i64>,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
     pub(crate) eviction: Eviction,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
     pub(crate) tls_ca: Option<PathBuf>,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
     pub(crate) tls_cert: Option<PathBuf>,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
     pub(crate) tls_key: Option<PathBuf>,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
     pub(crate) sentinel: SentinelConfig,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "an option of Redis"))]
     pub(crate) min_replicas: u32,
     pub(crate) max_ttl: Option<Duration>,
-    #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "an option of SQL"))]
     pub(crate) migrate: bool,
-    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "an option of SQL"))]
     pub(crate) sslmode: Option<SslMode>,
     pub(crate) layout: Option<String>,
     pub(crate) consul: ConsulConfig,
@@ -101,15 +94,9 @@ impl From<Config> for Settings {
 
 impl Settings {
     /// The settings and the URL of a backend that is made without a client.
-    #[cfg(any(
-        feature = "mysql",
-        feature = "postgres",
-        feature = "redis",
-        feature = "sqlite",
-        feature = "zookeeper"
-    ))]
+    #[allow(dead_code, reason = "each backend that uses it is a feature")]
     pub(crate) fn of_url(url: &str, namespace: &str) -> crate::error::Result<(Settings, url::Url)> {
-        super::check_namespace(namespace)?;
+        super::check::check_namespace(namespace)?;
         let mut config = Config::from_url(url)?;
         config.namespace = Some(namespace.to_owned());
         let settings = Settings::from(config);
@@ -123,8 +110,8 @@ impl Settings {
         if self.tls_ca.is_none() && self.tls_cert.is_none() && self.tls_key.is_none() {
             return Ok(());
         }
-        let error = crate::Error::new(ErrorKind::Config, Operation::Configure);
-        Err(error.saying(format!("`tls_ca`, `tls_cert` and `tls_key` need TLS; {advice}")))
+        let what = "`tls_ca`, `tls_cert` and `tls_key` need TLS";
+        Err(crate::Error::config(format!("{what}; {advice}")))
     }
 
     /// The policy of this name; one that changes nothing if it is not configured.

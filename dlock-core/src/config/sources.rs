@@ -4,9 +4,9 @@ use std::ffi::OsString;
 
 use super::check::MAX_NAME_BYTES;
 use super::url::parse_url;
-use super::values::{dotted, duration, fault, is_foreign, number, ssl_mode, wait_limit, yes_or_no};
+use super::values::{dotted, duration, is_foreign, number, ssl_mode, wait_limit, yes_or_no};
 use super::{Config, Eviction};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The names of all options. They are the same in a file, in a URL's query and, in
 /// capitals after the prefix, in the environment.
@@ -93,7 +93,7 @@ impl Config {
         found.sort_by_key(|(name, ..)| name != "url"); // the URL's query first: the rest overrides it
         for (name, variable, value) in found {
             let set = config.set(&name, &value);
-            set.map_err(|error| fault(format!("{variable}: {}", error.detail())))?;
+            set.map_err(|error| Error::config(format!("{variable}: {}", error.detail())))?;
         }
         Ok(config)
     }
@@ -122,7 +122,7 @@ impl Config {
                     "warn" => Eviction::Warn,
                     _ => {
                         let what = format!("`eviction` is `{value}`; write `refuse` or `warn`");
-                        return Err(fault(what));
+                        return Err(Error::config(what));
                     }
                 });
             }
@@ -158,7 +158,7 @@ impl Config {
         let Some((policy, option @ ("ttl" | "wait"))) = parts else {
             let meant = super::url::nearest(name, OPTIONS);
             let hint = meant.map(|meant| format!("; did you mean `{meant}`?"));
-            return Err(fault(format!(
+            return Err(Error::config(format!(
                 "unknown option `{name}`{} (the options are {})",
                 hint.unwrap_or_default(),
                 OPTIONS.join(", ")
@@ -166,7 +166,7 @@ impl Config {
         };
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if policy.is_empty() || policy.len() > MAX_NAME_BYTES || !policy.chars().all(plain) {
-            return Err(fault(format!(
+            return Err(Error::config(format!(
                 "`{name}`: the name of a policy must be 1 to {MAX_NAME_BYTES} lower-case letters, digits or `_`, so that it can be written in every source"
             )));
         }
@@ -188,7 +188,7 @@ impl Config {
             .collect();
         for (name, value) in &options {
             if name == "url" {
-                return Err(fault("the URL's query holds the option `url`; remove it".into()));
+                return Err(Error::config("the URL's query holds the option `url`; remove it"));
             }
             self.set(name, value)?;
         }

@@ -9,42 +9,41 @@ fn env(vars: &[(&str, &str)]) -> Result<Config> {
     Config::from_vars("DLOCK_", vars)
 }
 
+/// What a file, a URL and the environment say.
+fn sources(file: &str, url: &str, vars: &[(&str, &str)]) -> [Config; 3] {
+    [toml::from_str(file).unwrap(), Config::from_url(url).unwrap(), env(vars).unwrap()]
+}
+
 #[test]
 fn every_source_says_the_same() {
-    let file: Config =
-        toml::from_str("url = 'memory://shop'\nttl = '5s'\nmax_waiters = 7\nwait = 'unlimited'")
-            .unwrap();
-    let url = Config::from_url("memory://shop?ttl=5s&max_waiters=7&wait=unlimited").unwrap();
-    let vars = env(&[
-        ("DLOCK_URL", "memory://shop"),
-        ("DLOCK_TTL", "5s"),
-        ("DLOCK_MAX_WAITERS", "7"),
-        ("DLOCK_WAIT", "unlimited"),
-        ("DLOCK_TOKEN", "41"),
-        ("DLOCK_SERVICE_HOST", "10.0.0.1"),
-        ("OTHER", "x"),
-    ])
-    .unwrap();
+    let [file, url, vars] = sources(
+        "url = 'memory://shop'\nttl = '5s'\nmax_waiters = 7\nwait = 'unlimited'",
+        "memory://shop?ttl=5s&max_waiters=7&wait=unlimited",
+        &[
+            ("DLOCK_URL", "memory://shop"),
+            ("DLOCK_TTL", "5s"),
+            ("DLOCK_MAX_WAITERS", "7"),
+            ("DLOCK_WAIT", "unlimited"),
+            ("DLOCK_TOKEN", "41"),
+            ("DLOCK_SERVICE_HOST", "10.0.0.1"),
+            ("OTHER", "x"),
+        ],
+    );
     assert_eq!(file, url);
     assert_eq!(url, vars);
 }
 
 #[test]
 fn every_source_says_the_same_of_a_policy() {
-    let file: Config = toml::from_str(
+    let [file, url, vars] = sources(
         "[policy.flash_sale]\nttl = '5s'\nwait = 'unlimited'\n[policy.payments]\nwait = '0s'",
-    )
-    .unwrap();
-    let url = Config::from_url(
         "memory://?policy.flash_sale.ttl=5s&policy.flash_sale.wait=unlimited&policy.payments.wait=0s",
-    )
-    .unwrap();
-    let vars = env(&[
-        ("DLOCK_POLICY_FLASH_SALE_TTL", "5s"),
-        ("DLOCK_POLICY_FLASH_SALE_WAIT", "unlimited"),
-        ("DLOCK_POLICY_PAYMENTS_WAIT", "0s"),
-    ])
-    .unwrap();
+        &[
+            ("DLOCK_POLICY_FLASH_SALE_TTL", "5s"),
+            ("DLOCK_POLICY_FLASH_SALE_WAIT", "unlimited"),
+            ("DLOCK_POLICY_PAYMENTS_WAIT", "0s"),
+        ],
+    );
     assert_eq!(file.policies, url.policies);
     assert_eq!(url.policies, vars.policies);
     let policy = Policy { ttl: Some(Duration::from_secs(5)), wait: Some(None) };
@@ -217,22 +216,17 @@ fn faults_of_a_url_with_several_hosts() {
 #[cfg(feature = "redis")]
 #[test]
 fn every_source_says_the_same_of_the_sentinels() {
-    let file: Config = toml::from_str(
+    let [file, url, vars] = sources(
         "min_replicas = 1\n[sentinel]\nuser = 'ops'\ntls = true\ntls_ca = '/ca'\npassword = 'x'",
-    )
-    .unwrap();
-    let url = Config::from_url(
         "redis://h?min_replicas=1&sentinel.user=ops&sentinel.tls=yes&sentinel.tls_ca=/ca&sentinel.password=x",
-    )
-    .unwrap();
-    let vars = env(&[
-        ("DLOCK_MIN_REPLICAS", "1"),
-        ("DLOCK_SENTINEL_USER", "ops"),
-        ("DLOCK_SENTINEL_TLS", "yes"),
-        ("DLOCK_SENTINEL_TLS_CA", "/ca"),
-        ("DLOCK_SENTINEL_PASSWORD", "x"),
-    ])
-    .unwrap();
+        &[
+            ("DLOCK_MIN_REPLICAS", "1"),
+            ("DLOCK_SENTINEL_USER", "ops"),
+            ("DLOCK_SENTINEL_TLS", "yes"),
+            ("DLOCK_SENTINEL_TLS_CA", "/ca"),
+            ("DLOCK_SENTINEL_PASSWORD", "x"),
+        ],
+    );
     assert_eq!(file.sentinel, url.sentinel);
     assert_eq!(url.sentinel, vars.sentinel);
     assert_eq!((file.min_replicas, vars.min_replicas), (Some(1), Some(1)));

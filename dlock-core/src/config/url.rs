@@ -4,8 +4,7 @@
 use url::Url;
 
 use super::backends::SCHEMES;
-use super::values::fault;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Schemes that others use for what has another name here.
 const OTHER_NAMES: &[(&str, &str)] = &[
@@ -89,7 +88,7 @@ impl ServerUrl {
     /// Splits the hosts. Nothing is said about the scheme.
     fn split(text: &str) -> Result<Self> {
         let bad = |error: url::ParseError| {
-            fault(format!(
+            Error::config(format!(
                 "the URL is not valid ({error}); write for example redis://localhost:6379"
             ))
         };
@@ -98,7 +97,7 @@ impl ServerUrl {
         let (Some((_, port)), Some(start)) = (several, text.find("://")) else {
             let url = Url::parse(text).map_err(bad)?;
             if url.host_str().is_some_and(|host| host.contains(',')) {
-                return Err(fault(format!(
+                return Err(Error::config(format!(
                     "{scheme}:// names one server; for the primary behind several Sentinels write redis+sentinel://host1,host2/name, for a Redis Cluster redis+cluster://host1,host2, for a majority of independent servers redlock://host1,host2,host3"
                 )));
             }
@@ -112,7 +111,7 @@ impl ServerUrl {
             let parsed = Url::parse(&format!("{scheme}://{host}"));
             let parsed = parsed.ok().filter(|url| url.host_str().is_some_and(|it| !it.is_empty()));
             let Some(parsed) = parsed else {
-                return Err(fault(format!(
+                return Err(Error::config(format!(
                     "host {} in the list of hosts of the URL is not valid; write for example {scheme}://host1:{port},host2:{port}",
                     place + 1
                 )));
@@ -154,18 +153,18 @@ pub(super) fn redacted(text: &str) -> String {
 /// Parses a URL whose scheme is known.
 pub(crate) fn parse_url(text: &str) -> Result<ServerUrl> {
     if text.trim().is_empty() {
-        return Err(fault("the URL is empty; write for example redis://localhost:6379".into()));
+        return Err(Error::config("the URL is empty; write for example redis://localhost:6379"));
     }
     if text.starts_with('/') {
-        return Err(fault(
-            "the URL has no scheme; for a socket write redis+unix:// before the path".into(),
+        return Err(Error::config(
+            "the URL has no scheme; for a socket write redis+unix:// before the path",
         ));
     }
     let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
     let scheme = scheme.to_ascii_lowercase();
     let known = SCHEMES.contains(&scheme.as_str());
     if !rest.starts_with("//") {
-        return Err(fault(match meant(&scheme) {
+        return Err(Error::config(match meant(&scheme) {
             Some(meant) => format!("the URL has no `//` after its scheme; write {meant}://"),
             None => format!(
                 "the URL has no scheme; write for example redis:// before the host, as in redis://localhost:6379 ({})",
@@ -176,14 +175,14 @@ pub(crate) fn parse_url(text: &str) -> Result<ServerUrl> {
     if let Some((_, feature)) = NEED_A_FEATURE.iter().find(|(name, _)| *name == scheme)
         && !known
     {
-        return Err(fault(format!(
+        return Err(Error::config(format!(
             "{scheme}:// is not compiled in; build with the feature `{feature}` ({})",
             supported()
         )));
     }
     if !known {
         let hint = meant(&scheme).map(|meant| format!("; did you mean {meant}://?"));
-        return Err(fault(format!(
+        return Err(Error::config(format!(
             "unknown scheme `{scheme}://`{} ({})",
             hint.unwrap_or_default(),
             supported()

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::SslMode;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Result};
 
 /// The password in a file, without the line break at its end.
 pub(crate) fn read_password(path: &Path) -> Result<String> {
     let password = std::fs::read_to_string(path).map_err(|error| {
-        fault(format!(
+        Error::config(format!(
             "cannot read `password_file` {}: {error}; check the path and its permissions",
             path.display()
         ))
@@ -18,16 +18,11 @@ pub(crate) fn read_password(path: &Path) -> Result<String> {
     Ok(password.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// An error of the configuration.
-pub(super) fn fault(what: String) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
-}
-
 pub(super) fn duration(name: &str, value: &str) -> Result<Duration> {
     humantime::parse_duration(value)
         .or_else(|error| if value == "0" { Ok(Duration::ZERO) } else { Err(error) })
         .map_err(|error| {
-            fault(format!(
+            Error::config(format!(
                 "`{name}` is not a valid duration: {error}; write one such as 150ms, 30s, 5m or 1h"
             ))
         })
@@ -42,7 +37,7 @@ pub(super) fn yes_or_no(name: &str, value: &str) -> Result<bool> {
     match value {
         "yes" | "true" => Ok(true),
         "no" | "false" => Ok(false),
-        _ => Err(fault(format!("`{name}` is `{value}`; write `yes` or `no`"))),
+        _ => Err(Error::config(format!("`{name}` is `{value}`; write `yes` or `no`"))),
     }
 }
 
@@ -53,7 +48,7 @@ pub(super) fn ssl_mode(value: &str) -> Result<SslMode> {
         "require" => Ok(SslMode::Require),
         "verify-ca" => Ok(SslMode::VerifyCa),
         "verify-full" => Ok(SslMode::VerifyFull),
-        _ => Err(fault(format!(
+        _ => Err(Error::config(format!(
             "`sslmode` is `{value}`; write `verify-full`, `verify-ca`, `require` or `disable` (`prefer` and `allow` may send the password in plain text)"
         ))),
     }
@@ -76,7 +71,7 @@ pub(super) fn number<T: std::str::FromStr<Err: fmt::Display>>(
     name: &str,
     value: &str,
 ) -> Result<T> {
-    value.parse().map_err(|error| fault(format!("`{name}` is not a valid number: {error}")))
+    value.parse().map_err(|error| Error::config(format!("`{name}` is not a valid number: {error}")))
 }
 
 /// Whether a variable with our prefix is not an option.

@@ -6,35 +6,31 @@ use url::Url;
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 use crate::config::{Settings, SslMode, values::read_password};
-use crate::error::{Error, ErrorKind, Operation, Result};
-
-fn fault(what: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
-}
+use crate::error::{Error, Result};
 
 /// The file of `sqlite:///path/file.db`; `sqlite://` is one in the user's state directory.
 #[cfg(feature = "sqlite")]
 pub(super) fn file(url: &Url) -> Result<PathBuf> {
     if url.host_str().is_some_and(|host| !host.is_empty()) || !url.username().is_empty() {
-        return Err(fault(
+        return Err(Error::config(
             "sqlite:// takes a path and no host; write three slashes, as in sqlite:///var/lib/shop/locks.db",
         ));
     }
     if !matches!(url.path(), "" | "/") {
         let path = percent_encoding::percent_decode_str(url.path()).decode_utf8();
-        let path = path.map_err(|_| fault("the path of the URL is not valid UTF-8"))?;
+        let path = path.map_err(|_| Error::config("the path of the URL is not valid UTF-8"))?;
         return Ok(PathBuf::from(path.as_ref()));
     }
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
     let state = state.filter(|state| state.is_absolute()).or_else(home);
     let directory = state.map(|state| state.join("dlock")).ok_or_else(|| {
-        fault("neither XDG_STATE_HOME nor HOME is set, so there is no state directory; write the path, as in sqlite:///var/lib/shop/locks.db")
+        Error::config("neither XDG_STATE_HOME nor HOME is set, so there is no state directory; write the path, as in sqlite:///var/lib/shop/locks.db")
     })?;
     let mut builder = std::fs::DirBuilder::new();
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.recursive(true).create(&directory).map_err(|error| {
-        fault(format!("cannot make the directory {}: {error}", directory.display()))
+        Error::config(format!("cannot make the directory {}: {error}", directory.display()))
     })?;
     Ok(directory.join("locks.db"))
 }
@@ -44,9 +40,9 @@ pub(super) fn file(url: &Url) -> Result<PathBuf> {
 pub(super) fn check_file(path: &Path) -> Result<()> {
     let name = path.to_string_lossy();
     match name.is_empty() || name.contains(":memory:") || name.starts_with("file:sqlx-in-memory") {
-        true => {
-            Err(fault("a SQLite database in memory cannot be shared; use memory://, or a file"))
-        }
+        true => Err(Error::config(
+            "a SQLite database in memory cannot be shared; use memory://, or a file",
+        )),
         false => Ok(()),
     }
 }
@@ -56,7 +52,7 @@ pub(super) fn check_file(path: &Path) -> Result<()> {
 pub(super) fn check_directory(file: &Path) -> Result<()> {
     match file.parent() {
         Some(directory) if !directory.as_os_str().is_empty() && !directory.is_dir() => {
-            Err(fault(format!(
+            Err(Error::config(format!(
                 "the directory {} does not exist, so the database cannot be made there; make it first, or write another path",
                 directory.display()
             )))
@@ -82,7 +78,7 @@ pub(super) fn ssl_mode(config: &Settings, url: &Url) -> SslMode {
 /// The driver cannot read the URL. Its error may repeat a part of it, so it is not told.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(super) fn unreadable(_: sqlx::Error) -> Error {
-    fault(
+    Error::config(
         "the URL cannot be read; write for example postgres://user@localhost:5432/database, and escape special characters in user and password",
     )
 }

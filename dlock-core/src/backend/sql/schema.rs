@@ -5,7 +5,7 @@ use url::Url;
 use super::Sql;
 use super::database::Database;
 use crate::config::{Config, Settings};
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{Error, Result};
 
 /// Something that is done with the backend of a URL.
 async fn migrate<D: Database>(backend: Result<Sql<D>>) -> Result<()> {
@@ -68,13 +68,9 @@ pub async fn make_tables(config: &Config) -> Result<()> {
 
 fn parsed(config: &Config) -> Result<Url> {
     let url = config.url.as_deref().unwrap_or_default();
-    Url::parse(url).map_err(|_| fault("no database is named; set `url`".into()))
+    Url::parse(url).map_err(|_| Error::config("no database is named; set `url`"))
 }
 
 fn no_tables(scheme: &str) -> Error {
-    fault(format!("{scheme}:// has no tables; give the URL of a SQL database"))
-}
-
-fn fault(what: String) -> Error {
-    Error::new(ErrorKind::Config, Operation::Configure).saying(what)
+    Error::config(format!("{scheme}:// has no tables; give the URL of a SQL database"))
 }

@@ -51,6 +51,18 @@ pub enum Session<'a> {
     Sqlite(&'a mut sqlx::SqliteConnection),
 }
 
+/// Makes the query of a statement for a database without lists.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+macro_rules! flat_query {
+    ($statement:ident, |$text:ident| $bound:expr) => {{
+        let (sql, values) = $statement.flattened();
+        values.into_iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, value| match value {
+            Value::Int(number) => query.bind(number),
+            Value::Text($text) => query.bind($bound),
+        })
+    }};
+}
+
 /// Makes the query of a statement for the database of a session, and does something with
 /// it.
 macro_rules! with_query {
@@ -58,14 +70,7 @@ macro_rules! with_query {
         match $session {
             #[cfg(feature = "mysql")]
             Session::MySql($conn) => {
-                let (sql, values) = $statement.flattened();
-                let mut $query = sqlx::query(AssertSqlSafe(sql));
-                for value in values {
-                    $query = match value {
-                        Value::Int(number) => $query.bind(number),
-                        Value::Text(text) => $query.bind(text.map(String::into_bytes)),
-                    };
-                }
+                let $query = flat_query!($statement, |text| text.map(String::into_bytes));
                 $do
             }
             #[cfg(feature = "postgres")]
@@ -84,14 +89,7 @@ macro_rules! with_query {
             }
             #[cfg(feature = "sqlite")]
             Session::Sqlite($conn) => {
-                let (sql, values) = $statement.flattened();
-                let mut $query = sqlx::query(AssertSqlSafe(sql));
-                for value in values {
-                    $query = match value {
-                        Value::Int(number) => $query.bind(number),
-                        Value::Text(text) => $query.bind(text),
-                    };
-                }
+                let $query = flat_query!($statement, |text| text);
                 $do
             }
         }
