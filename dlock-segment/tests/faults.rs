@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use common::{Place, clean_audit, counts, eventually, held, refunded, state_of, taken};
+use common::{Place, clean_audit, counts, eventually, held, sell_in_every_way, state_of, taken};
 use dlock::{Dlock, ErrorKind};
 use dlock_segment::{Deduction, Error, HoldState, Inventory, Reservation, Resolved};
 use dlock_testkit::proxy::{Once, Proxy, Way};
@@ -279,17 +279,7 @@ async fn the_documented_rights_suffice() {
     let place = Place::alone(dlock, None, 1);
     let sale = Inventory::builder(&place.dlock, "sale").stock(10).segments(2).journal(100);
     let sale = sale.create().await.unwrap();
-    taken(sale.deduct(1).operation("o").buyer("u").send().await.unwrap());
-    taken(sale.deduct(1).send().await.unwrap());
-    let lasts = Duration::from_millis(1);
-    held(sale.reserve(1).operation("r").buyer("u").expires_in(lasts).send().await.unwrap());
-    held(sale.reserve(1).operation("s").send().await.unwrap());
-    assert_eq!(state_of(sale.reservation("s").confirm().await), HoldState::Confirmed);
-    refunded(sale.refund("o").send().await.unwrap());
-    sale.resize(3).await.unwrap();
-    refunded(sale.refund("s").send().await.unwrap());
-    tokio::time::sleep(Duration::from_millis(5)).await;
-    assert_eq!(counts(&sale).await, (9, 0, 1));
+    sell_in_every_way(&sale).await;
     assert!(!sale.journal(0).await.unwrap().is_empty());
     assert_eq!(sale.health().await.durability.append_only, Some(false));
     clean_audit(&sale).await;

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::databases::Database;
-use common::{Place, clean_audit, counts, eventually, held, refunded, state_of, taken};
+use common::{Place, clean_audit, counts, eventually, sell_in_every_way, taken};
 use dlock::{Dlock, ErrorKind, State};
 use dlock_segment::sql::deduct_in;
-use dlock_segment::{Deduction, Error, HoldState, Inventory, Resolved};
+use dlock_segment::{Deduction, Error, Inventory, Resolved};
 use dlock_testkit::commit_proxy::cut_at_commit;
 use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
 
@@ -54,31 +54,47 @@ async fn a_lost_commit_is_settled_by_its_id() {
     clean_audit(&few).await;
 }
 
-/// Buys until it is told to stop, with an id for each purchase. Answers the ids.
-fn buying(sale: &Inventory, who: &str, stop: &Arc<AtomicBool>) -> tokio::task::JoinHandle<u64> {
-    let (sale, who, stop) = (sale.clone(), who.to_owned(), stop.clone());
-    tokio::spawn(async move {
-        let mut number = 0;
-        while !stop.load(Ordering::Relaxed) {
-            let _ = sale.deduct(1).operation(format!("{who}-{number}")).send().await;
-            number += 1;
-        }
-        number
-    })
+/// Tasks that buy until they are told to stop, with an id for each purchase.
+struct Buyers {
+    sale: Inventory,
+    stop: Arc<AtomicBool>,
+    /// Each answers how many ids it used.
+    tasks: Vec<tokio::task::JoinHandle<u64>>,
 }
 
-/// What was answered as taken is taken, what was not is settled, and the sums agree.
-async fn settle(sale: &Inventory, who: &str, ids: u64) -> u64 {
-    let mut bought = 0;
-    for number in 0..ids {
-        let id = format!("{who}-{number}");
-        match sale.resolve(&id).await.unwrap() {
-            Resolved::Taken(_) => bought += 1,
-            Resolved::NotApplied => {}
-            other => panic!("{other:?}"),
-        }
+impl Buyers {
+    fn start(sale: &Inventory, count: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let buying = |buyer| {
+            let (sale, stop) = (sale.clone(), stop.clone());
+            tokio::spawn(async move {
+                let mut number = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let _ = sale.deduct(1).operation(format!("b{buyer}-{number}")).send().await;
+                    number += 1;
+                }
+                number
+            })
+        };
+        let tasks = (0..count).map(buying).collect();
+        Buyers { sale: sale.clone(), stop, tasks }
     }
-    bought
+
+    /// Stops them, and settles what was not answered. Answers how many units were bought.
+    async fn settle(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut bought = 0;
+        for (buyer, task) in self.tasks.into_iter().enumerate() {
+            for number in 0..task.await.unwrap() {
+                match self.sale.resolve(&format!("b{buyer}-{number}")).await.unwrap() {
+                    Resolved::Taken(_) => bought += 1,
+                    Resolved::NotApplied => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        bought
+    }
 }
 
 /// A server is killed again and again while it sells: nothing is lost and nothing is sold
@@ -87,8 +103,7 @@ async fn killed(url: &str, mut restart: impl FnMut()) {
     let dlock = client(url).await;
     let sale = Inventory::builder(&dlock, "sale").stock(1_000_000).segments(4).create().await;
     let sale = sale.unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let buyers: Vec<_> = (0..8).map(|it| buying(&sale, &format!("b{it}"), &stop)).collect();
+    let buyers = Buyers::start(&sale, 8);
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(300)).await;
         tokio::task::block_in_place(&mut restart);
@@ -97,12 +112,7 @@ async fn killed(url: &str, mut restart: impl FnMut()) {
         })
         .await;
     }
-    stop.store(true, Ordering::Relaxed);
-    let mut bought = 1; // the probe
-    for (it, buyer) in buyers.into_iter().enumerate() {
-        let ids = buyer.await.unwrap();
-        bought += settle(&sale, &format!("b{it}"), ids).await;
-    }
+    let bought = 1 + buyers.settle().await; // the probe, too
     assert!(bought > 1, "something was sold");
     assert_eq!(counts(&sale).await.2, bought);
     clean_audit(&sale).await;
@@ -125,9 +135,7 @@ async fn a_killed_mariadb_loses_nothing() {
 async fn the_buyer_that_is_killed() {
     let Ok(url) = std::env::var("DLOCK_TEST_BUYER_URL") else { return };
     let sale = Inventory::open(&client(&url).await, "sale").await.unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let buyers: Vec<_> = (0..4).map(|it| buying(&sale, &format!("b{it}"), &stop)).collect();
-    for buyer in buyers {
+    for buyer in Buyers::start(&sale, 4).tasks {
         let _ = buyer.await;
     }
 }
@@ -216,18 +224,12 @@ async fn terminated_connections_are_replaced() {
     let Some(server) = PostgresServer::start() else { return };
     let dlock = client(&server.url()).await;
     let sale = Inventory::builder(&dlock, "sale").stock(1_000_000).create().await.unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let buyers: Vec<_> = (0..8).map(|it| buying(&sale, &format!("b{it}"), &stop)).collect();
+    let buyers = Buyers::start(&sale, 8);
     for _ in 0..10 {
         server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dlock'");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    stop.store(true, Ordering::Relaxed);
-    let mut bought = 0;
-    for (it, buyer) in buyers.into_iter().enumerate() {
-        let ids = buyer.await.unwrap();
-        bought += settle(&sale, &format!("b{it}"), ids).await;
-    }
+    let bought = buyers.settle().await;
     assert!(bought > 0);
     assert_eq!(counts(&sale).await.2, bought);
     clean_audit(&sale).await;
@@ -238,15 +240,7 @@ async fn everything_works(url: &str) {
     let dlock = Dlock::builder().url(url).connect().await.unwrap();
     let sale = Inventory::builder(&dlock, "sale").stock(10).segments(2).journal(2);
     let sale = sale.create().await.unwrap();
-    taken(sale.deduct(1).operation("o").buyer("u").send().await.unwrap());
-    let lasts = Duration::from_millis(1);
-    held(sale.reserve(1).operation("r").buyer("u").expires_in(lasts).send().await.unwrap());
-    held(sale.reserve(1).operation("s").send().await.unwrap());
-    assert_eq!(state_of(sale.reservation("s").confirm().await), HoldState::Confirmed);
-    refunded(sale.refund("o").send().await.unwrap());
-    sale.resize(3).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(5)).await;
-    assert_eq!(counts(&sale).await, (9, 0, 1));
+    sell_in_every_way(&sale).await;
     let outbox = sale.outbox("reader").unwrap();
     assert!(!outbox.next(10).await.unwrap().is_empty());
     outbox.acknowledge(1).await.unwrap();

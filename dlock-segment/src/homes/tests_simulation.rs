@@ -117,16 +117,13 @@ impl World {
 }
 
 impl Store for World {
-    fn apply<'a>(
+    fn apply_from<'a>(
         &'a self,
         inventory: &'a InventoryId,
+        _start: u32,
         batch: &'a [Request],
     ) -> Call<'a, (View, Vec<Answer>)> {
-        Box::pin(self.call(number(inventory), |home, now| {
-            home.reclaim(now);
-            let answers = batch.iter().map(|request| home.apply(now, 0, request)).collect();
-            (home.view(now), answers)
-        }))
+        Box::pin(self.call(number(inventory), |home, now| home.apply_batch(now, 0, batch)))
     }
 
     fn change<'a>(&'a self, inventory: &'a InventoryId, change: Change) -> Call<'a, View> {

@@ -94,7 +94,7 @@ impl Memory {
         home: &SharedHome,
         request: &Request,
     ) -> Result<(View, Answer)> {
-        let start = rand::rng().random_range(0..super::super::MAX_SEGMENTS as usize);
+        let start = rand::rng().random_range(0..crate::MAX_SEGMENTS as usize);
         if cfg!(feature = "simulation")
             && let Some(answer) = self.read_then_write(inventory, request)?
         {
@@ -198,17 +198,13 @@ impl Store for Memory {
         done(Ok(was_there))
     }
 
-    fn apply<'a>(
+    fn apply_from<'a>(
         &'a self,
         inventory: &'a InventoryId,
+        start: u32,
         batch: &'a [Request],
     ) -> Call<'a, (View, Vec<Answer>)> {
-        let start = rand::rng().random_range(0..super::super::MAX_SEGMENTS as usize);
-        done(self.with(inventory, |home, now| {
-            home.reclaim(now);
-            let answers = batch.iter().map(|request| home.apply(now, start, request)).collect();
-            (home.view(now), answers)
-        }))
+        done(self.with(inventory, |home, now| home.apply_batch(now, start as usize, batch)))
     }
 
     fn change<'a>(&'a self, inventory: &'a InventoryId, change: Change) -> Call<'a, View> {

@@ -65,9 +65,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use dlock::Key;
+use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use crate::MAX_SEGMENTS;
 use crate::error::{Error, Result};
 
 mod generations;
@@ -424,10 +426,19 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes an inventory and everything that is kept of it, and remembers for a day that
     /// it was removed and not lost. Answers whether it was there.
     fn remove<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, bool>;
-    /// Applies a batch. Answers each request, in order.
+    /// Applies a batch, beginning with any segment. Answers each request, in order.
     fn apply<'a>(
         &'a self,
         inventory: &'a InventoryId,
+        batch: &'a [Request],
+    ) -> Call<'a, (View, Vec<Answer>)> {
+        self.apply_from(inventory, rand::rng().random_range(0..MAX_SEGMENTS), batch)
+    }
+    /// Applies a batch, beginning with this segment.
+    fn apply_from<'a>(
+        &'a self,
+        inventory: &'a InventoryId,
+        start: u32,
         batch: &'a [Request],
     ) -> Call<'a, (View, Vec<Answer>)>;
     /// Changes the inventory as a whole.

@@ -24,13 +24,6 @@ pub(super) trait Compared: Store + Clone {
     /// The indices of a batch in the order in which the store applies it.
     fn order(batch: &[Request]) -> Vec<usize>;
 
-    fn apply_from(
-        &self,
-        inventory: &InventoryId,
-        start: u32,
-        batch: &[Request],
-    ) -> impl Future<Output = crate::Result<(View, Vec<Answer>)>> + Send;
-
     /// The counts as they are, with expired reservations.
     fn counts_as_they_are(
         &self,
@@ -50,15 +43,6 @@ impl Compared for Redis {
 
     fn order(batch: &[Request]) -> Vec<usize> {
         Batch::new(batch).order()
-    }
-
-    async fn apply_from(
-        &self,
-        inventory: &InventoryId,
-        start: u32,
-        batch: &[Request],
-    ) -> crate::Result<(View, Vec<Answer>)> {
-        Redis::apply_from(self, inventory, start, batch).await
     }
 
     async fn counts_as_they_are(&self, inventory: &InventoryId) -> crate::Result<Vec<Counts>> {

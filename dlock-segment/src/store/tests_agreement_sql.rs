@@ -7,7 +7,7 @@ use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
 
 use super::sql::Sql;
 use super::tests_agreement::{Both, Compared};
-use super::{Answer, Counts, InventoryId, Request, View};
+use super::{Counts, InventoryId, Request};
 
 impl Compared for Sql {
     const SAME_JOURNAL: bool = true;
@@ -18,15 +18,6 @@ impl Compared for Sql {
 
     fn order(batch: &[Request]) -> Vec<usize> {
         (0..batch.len()).collect()
-    }
-
-    async fn apply_from(
-        &self,
-        inventory: &InventoryId,
-        start: u32,
-        batch: &[Request],
-    ) -> crate::Result<(View, Vec<Answer>)> {
-        Sql::apply_from(self, inventory, start, batch).await
     }
 
     async fn counts_as_they_are(&self, inventory: &InventoryId) -> crate::Result<Vec<Counts>> {

@@ -309,6 +309,23 @@ pub(crate) async fn clean_audit(sale: &Inventory) -> Audit {
     audit
 }
 
+/// Sells from ten units in every way, and changes the number of segments. One is sold then.
+pub(crate) async fn sell_in_every_way(sale: &Inventory) {
+    let bought = sale.deduct(1).operation("o").buyer("u").send().await;
+    taken(bought.expect("a deduction"));
+    taken(sale.deduct(1).send().await.expect("a deduction"));
+    let lasts = Duration::from_millis(1);
+    let short = sale.reserve(1).operation("r").buyer("u").expires_in(lasts).send().await;
+    held(short.expect("a reservation"));
+    held(sale.reserve(1).operation("s").send().await.expect("a reservation"));
+    assert_eq!(state_of(sale.reservation("s").confirm().await), HoldState::Confirmed);
+    refunded(sale.refund("o").send().await.expect("a refund"));
+    sale.resize(3).await.expect("three segments");
+    refunded(sale.refund("s").send().await.expect("a refund"));
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(counts(sale).await, (9, 0, 1));
+}
+
 /// Waits for a long time until it is true.
 pub(crate) async fn eventually<F: Future<Output = bool>>(
     what: &str,

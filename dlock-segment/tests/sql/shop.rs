@@ -1,6 +1,7 @@
 //! The tables of a shop, and its transactions on each database.
 
 use dlock::sql::InTransaction;
+use dlock_segment::Error;
 use sqlx::{MySql, MySqlPool, PgPool, Postgres, Sqlite, SqlitePool, Transaction};
 
 /// A pool of a database with the tables `orders` and `product`.
@@ -13,6 +14,21 @@ pub(crate) trait Shop: Clone + Send + Sync + 'static {
     fn begin(&self) -> impl Future<Output = Self::Tx> + Send;
     fn commit(tx: Self::Tx) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
     fn roll_back(tx: Self::Tx) -> impl Future<Output = ()> + Send;
+    /// Commits a purchase, or rolls back if nothing was bought. Answers how many it bought.
+    fn finish(tx: Self::Tx, bought: Result<bool, Error>) -> impl Future<Output = i64> + Send {
+        async move {
+            let is_bought = match bought {
+                Ok(is_bought) => is_bought,
+                Err(Error::Store(_)) => false,
+                Err(other) => panic!("{other}"),
+            };
+            match is_bought {
+                true => Self::commit(tx).await.expect("a commit"),
+                false => Self::roll_back(tx).await,
+            }
+            i64::from(is_bought)
+        }
+    }
     fn run(tx: &mut Self::Tx, sql: &'static str) -> impl Future<Output = ()> + Send;
     /// A number that a statement reads, outside of transactions.
     fn number(&self, sql: &'static str) -> impl Future<Output = i64> + Send;

@@ -119,22 +119,14 @@ pub(crate) async fn many_transactions_never_oversell<S: Shop>(place: &Place, sho
                 }
                 let mut tx = shop.begin().await;
                 S::run(&mut tx, "INSERT INTO orders (units) VALUES (1)").await;
-                match deduct_in(&mut tx, &sale, 1).await {
-                    Ok(Deduction::Taken(_)) if round % 3 != 0 => {
-                        S::commit(tx).await.unwrap();
-                        bought += 1;
-                    }
-                    Ok(_) | Err(Error::Store(_)) => S::roll_back(tx).await,
-                    Err(other) => panic!("{other}"),
-                }
+                let deduction = deduct_in(&mut tx, &sale, 1).await;
+                let is_kept = |it| matches!(it, Deduction::Taken(_)) && round % 3 != 0;
+                bought += S::finish(tx, deduction.map(is_kept)).await;
             }
             bought
         });
     }
-    let mut bought = 0;
-    while let Some(some) = buyers.join_next().await {
-        bought += some.unwrap();
-    }
+    let bought: i64 = buyers.join_all().await.into_iter().sum();
     let (available, _, sold) = counts(&sale).await;
     assert_eq!((sold, available), (bought.try_into().unwrap(), 60 - sold));
     let orders = shop.number("SELECT COUNT(*) FROM orders").await - before;

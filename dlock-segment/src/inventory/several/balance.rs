@@ -51,16 +51,19 @@ impl Balancer {
     /// Starts a look in the background, if it is time for one.
     pub(super) fn look_after(&self, several: &Arc<Several>, sale: &Inventory) {
         let now = self.began.elapsed().as_millis() as u64;
-        if now < self.due.load(Ordering::Relaxed) || self.is_busy.swap(true, Ordering::AcqRel) {
+        if now < self.due.load(Ordering::Relaxed) {
             return;
         }
-        self.due.store(now + EVERY.as_millis() as u64, Ordering::Relaxed);
-        let (several, dlock) = (several.clone(), sale.dlock.clone());
-        let Ok(key) = sale.name().part("balancer") else { return };
         if !sale.dlock.capabilities().remote {
             self.due.store(u64::MAX, Ordering::Relaxed); // there, a home that is dry is enough
             return;
         }
+        let Ok(key) = sale.name().part("balancer") else { return };
+        if self.is_busy.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.due.store(now + EVERY.as_millis() as u64, Ordering::Relaxed);
+        let (several, dlock) = (several.clone(), sale.dlock.clone());
         let job = async move {
             if let Ok(Some(guard)) = dlock.mutex(key).try_lock().await {
                 let _ = guard.run(several.balance(false)).await;

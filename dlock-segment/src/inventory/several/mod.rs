@@ -49,10 +49,18 @@ pub(crate) struct Several {
     turn: AtomicU64,
     /// When the last proof of "sold out" was begun, and what it found.
     proof: Mutex<Option<(Instant, Box<View>)>>,
-    /// One task at a time brings units; for each home, when the last one began that brought
-    /// some.
-    refilling: tokio::sync::Mutex<Vec<Option<Instant>>>,
+    /// One task at a time brings units; for each home, how it went.
+    refilling: tokio::sync::Mutex<Vec<LastRefill>>,
     pub(super) balancer: Balancer,
+}
+
+/// What those who brought units to a home have to tell those who wait for their turn.
+#[derive(Default)]
+struct LastRefill {
+    /// When the last one began that brought some.
+    brought: Option<Instant>,
+    /// When the last one began that failed, how many units it wanted, and why it failed.
+    failed: Option<(Instant, u64, Error)>,
 }
 
 /// One home, as this process uses it.
@@ -91,7 +99,9 @@ impl Several {
         Ok(Several {
             directory,
             balancer: Balancer::new(handles.len()),
-            refilling: tokio::sync::Mutex::new(vec![None; handles.len()]),
+            refilling: tokio::sync::Mutex::new(
+                handles.iter().map(|_| LastRefill::default()).collect(),
+            ),
             handles,
             homes: Homes::new(sites),
             turn: AtomicU64::new(u64::from(start) * PER_TURN),
@@ -266,29 +276,38 @@ impl Several {
             holds.then(|| Refilled::SoldOut(view.clone()))
         };
         let turn = tokio::time::timeout_at(deadline, self.refilling.lock());
-        let Ok(mut last) = turn.await else { return Err(too_slow()) };
-        if last[home].is_some_and(|at| at >= began) {
+        let Ok(mut refilling) = turn.await else { return Err(too_slow()) };
+        let last = &mut refilling[home];
+        if last.brought.is_some_and(|at| at >= began) {
             return Ok(Refilled::Units);
         }
         if let Some(known) = proven() {
             return Ok(known);
         }
+        // A home that does not answer is not asked once more by each of those who wait.
+        if let Some((at, wanted, error)) = &last.failed
+            && *at >= began
+            && quantity >= *wanted
+        {
+            return Err(error.clone());
+        }
         let at = Instant::now();
         let refilled = tokio::time::timeout_at(deadline, self.homes.refill(home, quantity));
-        let refilled = refilled.await.unwrap_or_else(|_| Err(too_slow()))?;
+        let refilled = refilled.await.map_err(|_| too_slow())?;
         match &refilled {
-            Refilled::Units => {
-                last[home] = Some(at);
+            Err(error) => last.failed = Some((at, quantity, error.clone())),
+            Ok(Refilled::Units) => {
+                last.brought = Some(at);
                 self.balancer.count_moves(1);
             }
-            Refilled::SoldOut(view) => {
+            Ok(Refilled::SoldOut(view)) => {
                 *self.proof.lock() = Some((at, view.clone()));
                 let seen = Snapshot { changes: 0, ..Snapshot::from(&**view) };
                 let answer = Answer::SoldOut { available: view.available };
                 sale.shared.admission.update(&seen, &answer, sale.sold_out_for);
             }
         }
-        Ok(refilled)
+        refilled
     }
 }
 

@@ -128,6 +128,18 @@ impl Home {
         }
     }
 
+    /// Applies a batch. `start` is the segment to begin with.
+    pub(crate) fn apply_batch(
+        &mut self,
+        now: u64,
+        start: usize,
+        batch: &[Request],
+    ) -> (View, Vec<Answer>) {
+        self.reclaim(now);
+        let answers = batch.iter().map(|request| self.apply(now, start, request)).collect();
+        (self.view(now), answers)
+    }
+
     /// Applies one request of a batch, after [`reclaim`](Self::reclaim). `start` is the
     /// segment to begin with.
     pub(crate) fn apply(&mut self, now: u64, start: usize, request: &Request) -> Answer {

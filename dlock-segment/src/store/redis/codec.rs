@@ -225,7 +225,7 @@ fn refusal(letter: &str) -> Option<Answer> {
 /// The number of 64-bit words of a head; the last one is the time.
 const WORDS: usize = 32;
 
-/// The flags of the layout, as in `head.lua`.
+/// The flags of the layout, as in `layout.lua`.
 pub(super) const RING: u64 = 256;
 pub(super) const OF_SEVERAL: u64 = 512;
 const COMPLETE: u64 = 1_024;

@@ -1,5 +1,5 @@
 //! Inventories in Redis, on the connection of the client's locks. Every change is one
-//! script; `lua/head.lua` says what is stored.
+//! script; `lua/layout.lua` says what is stored.
 
 pub(crate) mod codec;
 
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 macro_rules! script {
     ($($file:literal),*) => {
         concat!(
-            include_str!("lua/head.lua"),
+            include_str!("lua/layout.lua"),
             $(include_str!(concat!("lua/", $file, ".lua"))),*
         )
     };
@@ -39,10 +39,12 @@ struct Scripts {
 fn scripts() -> &'static Scripts {
     static SCRIPTS: OnceLock<Scripts> = OnceLock::new();
     SCRIPTS.get_or_init(|| Scripts {
-        create: Script::new(script!("rights", "create")),
-        open: Script::new(script!("rights", "open")),
-        remove: Script::new(script!("remove")),
+        create: Script::new(script!("head", "rights", "create")),
+        open: Script::new(script!("head", "rights", "open")),
+        remove: Script::new(script!("head", "remove")),
         apply: Script::new(script!(
+            "apply_short",
+            "head",
             "apply_first",
             "apply_segments",
             "apply_records",
@@ -50,8 +52,8 @@ fn scripts() -> &'static Scripts {
             "apply_moves",
             "apply"
         )),
-        change: Script::new(script!("change")),
-        look: Script::new(script!("look")),
+        change: Script::new(script!("head", "change")),
+        look: Script::new(script!("head", "look")),
     })
 }
 
@@ -63,7 +65,7 @@ type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 #[derive(Clone, Debug)]
 pub struct Redis {
     client: ClientExtension,
-    /// In a cluster all keys are declared and exist; see `lua/head.lua`.
+    /// In a cluster all keys are declared and exist; see `lua/layout.lua`.
     is_ring: bool,
 }
 
@@ -97,24 +99,6 @@ impl Redis {
         let name = command.get(1).and_then(|name| std::str::from_utf8(name).ok());
         let sent = self.client.command(name.unwrap_or_default(), command).await;
         sent.map_err(|error| Error::Store(error.on(key)))
-    }
-
-    /// Applies a batch, beginning with this segment.
-    pub(crate) async fn apply_from(
-        &self,
-        inventory: &InventoryId,
-        start: u32,
-        batch: &[Request],
-    ) -> Result<(View, Vec<Answer>)> {
-        let batch = Batch::new(batch);
-        let (birth, start) = (inventory.birth.to_string(), start.to_string());
-        let packed = batch.packed();
-        let arguments = [birth.as_bytes(), start.as_bytes(), packed.as_slice()];
-        let reply = self.run(&scripts().apply, &inventory.key, &arguments).await?;
-        if let Some(error) = is_missing(inventory, &reply) {
-            return Err(error);
-        }
-        batch.answers(&reply).ok_or_else(unreadable)
     }
 
     /// Runs a script that answers with the view. The first of its arguments is the birth.
@@ -307,13 +291,23 @@ impl Store for Redis {
         })
     }
 
-    fn apply<'a>(
+    fn apply_from<'a>(
         &'a self,
         inventory: &'a InventoryId,
+        start: u32,
         batch: &'a [Request],
     ) -> Call<'a, (View, Vec<Answer>)> {
-        let start = rand::rng().random_range(0..crate::MAX_SEGMENTS);
-        Box::pin(self.apply_from(inventory, start, batch))
+        Box::pin(async move {
+            let batch = Batch::new(batch);
+            let (birth, start) = (inventory.birth.to_string(), start.to_string());
+            let packed = batch.packed();
+            let arguments = [birth.as_bytes(), start.as_bytes(), packed.as_slice()];
+            let reply = self.run(&scripts().apply, &inventory.key, &arguments).await?;
+            if let Some(error) = is_missing(inventory, &reply) {
+                return Err(error);
+            }
+            batch.answers(&reply).ok_or_else(unreadable)
+        })
     }
 
     fn change<'a>(&'a self, inventory: &'a InventoryId, change: Change) -> Call<'a, View> {

@@ -62,25 +62,21 @@ impl Sql {
         Err(missing(inventory, was_removed))
     }
 
-    /// Applies a batch, beginning with this segment.
-    pub(crate) async fn apply_from(
+    /// Runs a job on an inventory. Answers what it found, or why there is nothing.
+    async fn run_on<T, J: Job<Output = Option<T>>>(
         &self,
         inventory: &InventoryId,
-        start: u32,
-        batch: &[Request],
-    ) -> Result<(View, Vec<Answer>)> {
-        let id = self.id(&inventory.key);
-        let job = jobs::Apply { id: &id, birth: inventory.birth, start: start as usize, batch };
-        let done = self.run(&inventory.key, &job).await?;
-        self.found(inventory, done).await
+        job: &J,
+    ) -> Result<T> {
+        let found = self.run(&inventory.key, job).await?;
+        self.found(inventory, found).await
     }
 
     /// Reads the row of an inventory as it is.
     async fn row(&self, inventory: &InventoryId) -> Result<HeadRow> {
         let id = self.id(&inventory.key);
         let read = jobs::Read { id: &id, birth: inventory.birth };
-        let row = self.run(&inventory.key, &read).await?;
-        self.found(inventory, row).await
+        self.run_on(inventory, &read).await
     }
 
     /// The counts as they are, with expired reservations.
@@ -139,21 +135,24 @@ impl Store for Sql {
         })
     }
 
-    fn apply<'a>(
+    fn apply_from<'a>(
         &'a self,
         inventory: &'a InventoryId,
+        start: u32,
         batch: &'a [Request],
     ) -> Call<'a, (View, Vec<Answer>)> {
-        let start = rand::rng().random_range(0..crate::MAX_SEGMENTS);
-        Box::pin(self.apply_from(inventory, start, batch))
+        Box::pin(async move {
+            let id = self.id(&inventory.key);
+            let job = jobs::Apply { id: &id, birth: inventory.birth, start: start as usize, batch };
+            self.run_on(inventory, &job).await
+        })
     }
 
     fn change<'a>(&'a self, inventory: &'a InventoryId, change: Change) -> Call<'a, View> {
         Box::pin(async move {
             let id = self.id(&inventory.key);
             let job = jobs::Alter { id: &id, birth: inventory.birth, change };
-            let view = self.run(&inventory.key, &job).await?;
-            self.found(inventory, view).await
+            self.run_on(inventory, &job).await
         })
     }
 

@@ -102,8 +102,7 @@ impl Sql {
     ) -> Result<Vec<Entry>> {
         let id = self.id(&inventory.key);
         let job = Unread { id: &id, birth: inventory.birth, reader, limit };
-        let entries = self.run(&inventory.key, &job).await?;
-        self.found(inventory, entries).await
+        self.run_on(inventory, &job).await
     }
 
     /// Acknowledges entries up to `done`; `None` forgets the reader.
@@ -115,8 +114,7 @@ impl Sql {
     ) -> Result<()> {
         let id = self.id(&inventory.key);
         let job = Update { id: &id, birth: inventory.birth, reader, done };
-        let updated = self.run(&inventory.key, &job).await?;
-        self.found(inventory, updated).await
+        self.run_on(inventory, &job).await
     }
 
     /// The same in a transaction of the caller.

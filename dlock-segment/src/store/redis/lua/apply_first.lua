@@ -26,8 +26,7 @@ local head = load_head(ARGV[1])
 if not head then
   return missing(ARGV[1])
 end
-local batch = cmsgpack.unpack(ARGV[3])
-local runs, named, items = batch[1], batch[2], batch[3]
+local items = batch[3]
 local FIELDS = 5
 local MAX_UNITS = 9007199254740992
 local MAX_RECLAIMED = 256
