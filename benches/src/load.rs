@@ -6,7 +6,8 @@
 //!
 //! With a rate, every operation has a due time, and its latency counts from then on,
 //! even if the task was still busy. So a server that stalls cannot hide latency by
-//! slowing the load down (no coordinated omission). An operation that is cut off by
+//! slowing the load down (no coordinated omission). Operations that were due in the warm-up
+//! are not counted, whenever they are answered. An operation that is cut off by
 //! the end of the run is not counted as an operation, but its waiting time is
 //! recorded. The same is true for operations that were due and never began.
 
@@ -179,6 +180,9 @@ impl Task {
                 tokio::time::sleep(Duration::from_millis(10)).await; // no busy loop on a dead server
                 continue;
             }
+            if self.schedule.is_of_warmup(due) {
+                continue;
+            }
             let waited = context.answered.unwrap_or(self.end).saturating_sub(due);
             match context.answered {
                 Some(at) if at < self.counted => {}
@@ -186,6 +190,7 @@ impl Task {
                 _ => self.recorder.incomplete(self.number, waited),
             }
         }
+        self.schedule.skip_warmup(self.end);
         if let Some(every) = self.schedule.every.filter(|_| self.schedule.next < self.end) {
             self.recorder.never_began(self.number, self.end - self.schedule.next, every);
         }
@@ -220,20 +225,30 @@ impl Schedule {
             clock::sleep_until(end).await;
             return None;
         }
-        if self.next < self.counted && now >= self.counted {
-            // What the warm-up could not do is not done in the measured time.
-            self.next += (self.counted - self.next).div_ceil(every) * every;
-        }
+        self.skip_warmup(now);
         let due = self.next;
         self.next = self.next.saturating_add(every);
         clock::sleep_until(due).await;
         Some(due)
+    }
+
+    /// What the warm-up could not do is not done in the measured time.
+    fn skip_warmup(&mut self, now: u64) {
+        let Some(every) = self.every else { return };
+        if self.next < self.counted && now >= self.counted {
+            self.next += (self.counted - self.next).div_ceil(every) * every;
+        }
+    }
+
+    fn is_of_warmup(&self, due: u64) -> bool {
+        self.every.is_some() && due < self.counted
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measurement::Measurement;
 
     /// Answers at once, except for the first time.
     struct Stalls(Option<Duration>);
@@ -273,10 +288,13 @@ mod tests {
     }
 
     /// One task for 400 ms, whose first operation takes `stall`.
-    async fn with_stall(stall: Duration, rate: Option<f64>) -> crate::measurement::Measurement {
+    async fn with_stall(stall: Duration, rate: Option<f64>) -> Measurement {
+        stall_of(Duration::ZERO, stall, rate).await
+    }
+
+    async fn stall_of(warmup: Duration, stall: Duration, rate: Option<f64>) -> Measurement {
         let duration = Duration::from_millis(400);
-        let (warmup, process) = (Duration::ZERO, 0);
-        let load = Load { tasks: 1, processes: 1, warmup, duration, rate, process };
+        let load = Load { tasks: 1, processes: 1, warmup, duration, rate, process: 0 };
         let recorder = Arc::new(Recorder::default());
         load.run(clock::now(), &recorder, |_| Stalls(Some(stall))).await;
         recorder.measurement()
@@ -290,6 +308,15 @@ mod tests {
         assert_eq!(waited, 400, "every operation that was due");
         let delayed = measured.latencies.iter().filter(|it| it.0 > 50_000_000).map(|it| it.1);
         assert!(delayed.sum::<u64>() >= 50, "{measured:?}");
+    }
+
+    #[tokio::test]
+    async fn a_stall_of_the_warm_up_is_not_counted() {
+        let (warmup, stall) = (Duration::from_millis(100), Duration::from_millis(120));
+        let measured = stall_of(warmup, stall, Some(1_000.0)).await;
+        let waited: u64 = measured.latencies.iter().map(|it| it.1).sum();
+        assert_eq!(waited, 400, "every operation that was due in the measured time");
+        assert!(measured.latency().max_us < 90_000.0, "{measured:?}");
     }
 
     #[tokio::test]

@@ -296,7 +296,7 @@ struct OnlyWriter<'a>(&'a AtomicBool);
 
 impl<'a> OnlyWriter<'a> {
     fn new(writer: &'a AtomicBool) -> Option<Self> {
-        (!writer.swap(true, Ordering::AcqRel)).then_some(OnlyWriter(writer))
+        (!writer.swap(true, Ordering::AcqRel)).then(|| OnlyWriter(writer))
     }
 }
 
@@ -345,5 +345,21 @@ impl Operation for Cycle {
         }
         drop(section);
         self.client.release(key, held).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_task_writes_at_a_time() {
+        let writer = AtomicBool::new(false);
+        let first = OnlyWriter::new(&writer);
+        assert!(first.is_some());
+        assert!(OnlyWriter::new(&writer).is_none());
+        assert!(OnlyWriter::new(&writer).is_none(), "who came in vain ends nothing");
+        drop(first);
+        assert!(OnlyWriter::new(&writer).is_some());
     }
 }
