@@ -31,6 +31,7 @@ use dlock::backend::{Backend, Capabilities, Cursor};
 use dlock::{Dlock, DlockBuilder};
 
 use crate::faulty_backend::{FaultControl, FaultyBackend};
+use crate::proxy::Proxy;
 
 /// The conformance suite for one backend.
 pub struct Suite {
@@ -100,6 +101,18 @@ impl Suite {
             (Box::new(backend), link)
         }));
         self
+    }
+
+    /// The same with a proxy in front of the server at this port; `backend` makes a backend
+    /// of what is at a port.
+    #[must_use]
+    pub fn with_proxy<B: Backend>(self, port: u16, backend: impl Fn(u16) -> B + 'static) -> Self {
+        self.with_link(move || {
+            let proxy = Proxy::opaque(port);
+            let backend = backend(proxy.port());
+            let link = move |is_cut: bool| if is_cut { proxy.go_silent() } else { proxy.heal() };
+            (backend, Box::new(link) as Link)
+        })
     }
 
     /// The ttl of the trials.

@@ -8,16 +8,39 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::database_servers::{Server, free_port};
+use crate::ports::free_port;
+use crate::server_process::{Process, Server};
 use crate::session_servers::{Member, Members, SessionServer, wait_until_it_serves};
 
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(20);
-/// What every agent of a test is told. The ports that are not here are free ones.
-const COMMON: &str = "bind_addr = \"127.0.0.1\"\nclient_addr = \"127.0.0.1\"\n\
-    session_ttl_min = \"1s\"\ndisable_update_check = true\nleave_on_terminate = false\n\
-    performance { raft_multiplier = 1 }\nconnect { enabled = false }\n\
-    autopilot { cleanup_dead_servers = false }\nlimits { http_max_conns_per_client = 500 }\n";
+/// The answer to whether an agent serves may take so long. One that passes the question on to
+/// a stopped server does not answer.
+const QUICK_ANSWER: Duration = Duration::from_secs(1);
+/// What every agent of a test is told. The ports that are not here are free ones. With the
+/// settings of the gossip and the time-out of requests it leaves a stopped server within two
+/// seconds, and not after many (docs/consul.md).
+const COMMON: &str = r#"
+bind_addr = "127.0.0.1"
+client_addr = "127.0.0.1"
+session_ttl_min = "1s"
+disable_update_check = true
+leave_on_terminate = false
+performance { raft_multiplier = 1 }
+connect { enabled = false }
+autopilot { cleanup_dead_servers = false }
+limits {
+  http_max_conns_per_client = 500
+  rpc_client_timeout = "2s"
+}
+gossip_lan {
+  probe_interval = "200ms"
+  probe_timeout = "100ms"
+  suspicion_mult = 2
+}
+"#;
+/// Where clients have the fences of their sessions.
+const FENCES: &str = "dlock/fences/";
 const ALONE: &str = "server = true\nbootstrap_expect = 1\nnode_name = \"test\"\n";
 
 /// An agent of Consul: a server, or one that passes requests on to servers. It is killed
@@ -215,21 +238,42 @@ impl ConsulServer {
     /// # Panics
     /// If there is no answer.
     pub fn http(&self, method: &str, path: &str) -> String {
-        self.try_http(method, path).expect("an answer of Consul")
+        self.try_http(method, path, ANSWER).expect("an answer of Consul")
     }
 
-    fn try_http(&self, method: &str, path: &str) -> std::io::Result<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port()))?;
-        stream.set_read_timeout(Some(ANSWER))?;
+    fn try_http(&self, method: &str, path: &str, within: Duration) -> std::io::Result<String> {
+        let answer = self.try_send(method, path, within)?;
+        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.trim().to_owned());
+        Ok(body.unwrap_or_default())
+    }
+
+    /// Sends a request as it is, such as one that a proxy held back, and answers what comes
+    /// back.
+    ///
+    /// # Panics
+    /// If there is no answer.
+    pub fn deliver(&self, request: &[u8]) -> String {
+        // Without a connection that is kept, the answer ends with it.
+        let request = String::from_utf8_lossy(request).replacen("HTTP/1.1", "HTTP/1.0", 1);
+        self.try_deliver(request.as_bytes(), ANSWER).expect("an answer of Consul")
+    }
+
+    /// The whole answer to a request.
+    fn try_send(&self, method: &str, path: &str, within: Duration) -> std::io::Result<String> {
         let token = self.token.as_deref().unwrap_or_default();
         let request = format!(
             "{method} {path} HTTP/1.0\r\nHost: consul\r\nX-Consul-Token: {token}\r\nContent-Length: 0\r\n\r\n"
         );
-        stream.write_all(request.as_bytes())?;
+        self.try_deliver(request.as_bytes(), within)
+    }
+
+    fn try_deliver(&self, request: &[u8], within: Duration) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port()))?;
+        stream.set_read_timeout(Some(within))?;
+        stream.write_all(request)?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.trim().to_owned());
-        Ok(body.unwrap_or_default())
+        Ok(answer)
     }
 
     /// The ids of all sessions.
@@ -241,6 +285,16 @@ impl ConsulServer {
             serde_json::from_str(&self.http("GET", "/v1/session/list")).expect("a list");
         let all = listed.as_array().into_iter().flatten();
         all.filter_map(|session| session["ID"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// The keys of locks and semaphores: all but the fences of sessions, which are removed
+    /// with their sessions.
+    ///
+    /// # Panics
+    /// If the server does not answer.
+    pub fn lock_keys(&self) -> Vec<String> {
+        let is_fence = |key: &String| key.starts_with(FENCES);
+        self.keys().into_iter().filter(|key| !is_fence(key)).collect()
     }
 
     /// All keys.
@@ -282,6 +336,16 @@ impl ConsulCluster {
     }
 }
 
+impl Process for ConsulServer {
+    fn process(&self) -> &Server {
+        &self.server
+    }
+
+    fn process_mut(&mut self) -> &mut Server {
+        &mut self.server
+    }
+}
+
 impl SessionServer for ConsulServer {
     const SCHEME: &'static str = "consul";
     const LONG_TTL: Duration = Duration::from_secs(20);
@@ -291,10 +355,6 @@ impl SessionServer for ConsulServer {
 
     fn start() -> Option<Self> {
         Self::start()
-    }
-
-    fn port(&self) -> u16 {
-        self.server.port
     }
 
     fn url_at(ports: &[u16]) -> String {
@@ -313,22 +373,15 @@ impl SessionServer for ConsulServer {
 }
 
 impl Member for ConsulServer {
-    fn process(&self) -> &Server {
-        &self.server
-    }
-
-    fn process_mut(&mut self) -> &mut Server {
-        &mut self.server
-    }
-
     fn serves(&self) -> bool {
-        // It can write.
-        let is_done = |method| self.try_http(method, "/v1/kv/ready").is_ok_and(|it| it == "true");
-        is_done("PUT") && is_done("DELETE")
+        // The leader answers, after it made sure that it leads. A write would do as well, but
+        // one without an answer may be carried out later and leave its key.
+        let answer = self.try_send("GET", "/v1/kv/ready?consistent", QUICK_ANSWER);
+        answer.is_ok_and(|answer| answer.starts_with("HTTP/1.0 404"))
     }
 
     fn leads(&self) -> bool {
-        let leader = self.try_http("GET", "/v1/status/leader").unwrap_or_default();
+        let leader = self.try_http("GET", "/v1/status/leader", QUICK_ANSWER).unwrap_or_default();
         leader.trim_matches('"').ends_with(&format!(":{}", self.ports.rpc))
     }
 }

@@ -6,7 +6,8 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::database_servers::{Server, free_port, server};
+use crate::ports::free_port;
+use crate::server_process::{Server, server};
 use crate::session_servers::{Member, Members, SessionServer, wait_until_it_serves};
 
 /// Elections are quicker than by default, and so leases may be shorter.
@@ -173,10 +174,6 @@ impl SessionServer for EtcdServer {
         Self::start()
     }
 
-    fn port(&self) -> u16 {
-        self.0.port
-    }
-
     fn end_sessions(&self) {
         let began = Instant::now();
         let leases = self.leases();
@@ -199,14 +196,6 @@ impl SessionServer for EtcdServer {
 }
 
 impl Member for EtcdServer {
-    fn process(&self) -> &Server {
-        &self.0
-    }
-
-    fn process_mut(&mut self) -> &mut Server {
-        &mut self.0
-    }
-
     fn serves(&self) -> bool {
         self.status()["leader"].is_string()
     }

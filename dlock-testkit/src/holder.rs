@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -106,6 +107,40 @@ impl HolderProcess {
             }
         }
     }
+}
+
+/// Starts three processes that work under one lock, and shuts them down and replaces them,
+/// one by one. Returns what all of them recorded.
+///
+/// # Panics
+/// If a process does not end within this time, and outside a runtime with several threads.
+pub async fn rolling_restart(
+    start: impl Fn() -> HolderProcess,
+    ttl: Duration,
+    ends_within: Duration,
+) -> RecordChecker {
+    let mut checker = RecordChecker::default();
+    let serving = || {
+        let mut process = tokio::task::block_in_place(&start);
+        process.send(&format!("serve a {} 4", ttl.as_millis()));
+        process
+    };
+    let mut shut_down = |process: &mut HolderProcess, millis: usize| {
+        process.send(&format!("shutdown {millis}"));
+        tokio::task::block_in_place(|| {
+            process.wait_for("shutdown");
+            assert!(process.process.wait_for_exit(ends_within), "it ends well");
+            process.add_records_to(&mut checker);
+        });
+    };
+    let mut fleet = [serving(), serving(), serving()];
+    for round in 0..6_usize {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        shut_down(&mut fleet[round % 3], 40 * (round % 2));
+        fleet[round % 3] = serving();
+    }
+    fleet.iter_mut().for_each(|process| shut_down(process, 500));
+    checker
 }
 
 /// The number in this field of an event.

@@ -38,6 +38,9 @@ impl Way {
 pub enum Once {
     /// A request is forwarded, and the connection is cut instead of its reply.
     LoseReply,
+    /// A request is kept by the proxy, and its connection stays open without an answer;
+    /// see [`Proxy::held`].
+    HoldRequest,
     /// A request is forwarded twice, and answered once.
     DuplicateRequest,
     /// A push message is dropped.
@@ -68,6 +71,10 @@ struct Conditions {
     stalled: [bool; 2],
     /// New connections are accepted and never answered.
     silent: bool,
+    /// There is no listener, so nobody can connect.
+    refused: bool,
+    /// Connections with a lower number are closed on the side of the client.
+    hung_up_below: u64,
     /// Connections with a lower number are cut.
     cut_below: u64,
     /// The same, but only for connections that subscribed.
@@ -102,6 +109,16 @@ struct State {
     /// Each fault with a string that the message must contain.
     once: Vec<(Once, Vec<u8>)>,
     done: u64,
+    /// The requests that arrived while they were held back.
+    held_back: Vec<u8>,
+    /// The replies for clients that were hung up on.
+    unheard: Vec<u8>,
+    /// The requests of [`Once::HoldRequest`].
+    held: Vec<Vec<u8>>,
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|at| at == text.as_bytes())
 }
 
 impl Shared {
@@ -207,14 +224,48 @@ impl Proxy {
             let cut_below = conditions.cut_below.max(conditions.frozen_below);
             let subscribers_cut_below =
                 conditions.subscribers_cut_below.max(conditions.subscribers_frozen_below);
-            *conditions = Conditions { cut_below, subscribers_cut_below, ..Conditions::default() };
+            let hung_up_below = conditions.hung_up_below;
+            *conditions = Conditions {
+                cut_below,
+                subscribers_cut_below,
+                hung_up_below,
+                ..Conditions::default()
+            };
         });
+        self.shared.state().held_back.clear();
     }
 
     /// Cuts all open connections.
     pub fn cut(&self) {
         let next = self.shared.state().attempts.len() as u64;
         self.change(|conditions| conditions.cut_below = next);
+    }
+
+    /// Closes all open connections on the side of the client only. The server gets what is
+    /// held back for it, after [`Proxy::heal`], and its replies reach nobody.
+    pub fn hang_up(&self) {
+        let next = self.shared.state().attempts.len() as u64;
+        self.change(|conditions| conditions.hung_up_below = next);
+    }
+
+    /// Refuses new connections until [`Proxy::heal`]; open ones go on.
+    pub async fn refuse(&self) {
+        self.change(|conditions| conditions.refused = true);
+        while tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Whether a request that contains this string is held back, for a server of another
+    /// protocol than Redis's.
+    pub fn holds_back(&self, containing: &str) -> bool {
+        contains(&self.shared.state().held_back, containing)
+    }
+
+    /// Whether the server sent a reply that contains this string to a client that was hung
+    /// up on.
+    pub fn has_unheard(&self, containing: &str) -> bool {
+        contains(&self.shared.state().unheard, containing)
     }
 
     /// Leaves all open connections half open: they are not closed, but nothing is
@@ -258,6 +309,11 @@ impl Proxy {
     /// How many faults of [`Proxy::once`] have happened.
     pub fn done(&self) -> u64 {
         self.shared.state().done
+    }
+
+    /// The requests that were kept by [`Once::HoldRequest`], as they were sent.
+    pub fn held(&self) -> Vec<Vec<u8>> {
+        self.shared.state().held.clone()
     }
 
     /// The times of all connection attempts since the start.

@@ -221,6 +221,17 @@ impl RecordChecker {
         self.pauses.retain(|(_, _, until)| *until > old);
     }
 
+    /// Checks all records, and that there are enough of them for the check to mean something.
+    ///
+    /// # Panics
+    /// If there is a violation, or if fewer records were checked.
+    #[track_caller]
+    pub fn assert_clean(&mut self, at_least: u64) {
+        self.sweep(u64::MAX);
+        assert_eq!(self.violations, Vec::<String>::new());
+        assert!(self.checked >= at_least, "only {} records", self.checked);
+    }
+
     /// How many events wait to be checked.
     pub fn waiting(&self) -> usize {
         self.waiting.len()

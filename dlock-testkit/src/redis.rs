@@ -1,6 +1,6 @@
 //! Real Redis servers, started by the tests that need them.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use dlock::backend::redis::Redis;
 use dlock::{Dlock, DlockBuilder};
+
+use crate::ports::free_port;
 
 /// A `redis-server` process on a free loopback port, without persistence. It is
 /// killed when this value is dropped.
@@ -72,25 +74,18 @@ impl RedisServer {
             std::fs::write(&file, lines).expect("the server's configuration");
             file
         });
-        // Between finding a free port and its use another process may take it.
-        for _ in 0..10 {
-            let port = free_port();
-            let mut server = RedisServer {
-                program: program.to_owned(),
-                process: None,
-                paused: AtomicBool::new(false),
-                port,
-                directory: directory.clone(),
-                options: Vec::clone(&options),
-                environment: Vec::new(),
-                config_file: config_file.clone(),
-            };
-            if server.launch() {
-                return server;
-            }
-            server.directory = PathBuf::new(); // kept for the next attempt
-        }
-        panic!("{program} does not start; its log is in {}", directory.display());
+        let mut server = RedisServer {
+            program: program.to_owned(),
+            process: None,
+            paused: AtomicBool::new(false),
+            port: free_port(),
+            directory,
+            options,
+            environment: Vec::new(),
+            config_file,
+        };
+        assert!(server.launch(), "{program} does not start");
+        server
     }
 
     fn launch(&mut self) -> bool {
@@ -359,7 +354,9 @@ impl RedisServer {
 impl Drop for RedisServer {
     fn drop(&mut self) {
         self.kill();
-        if self.directory != Path::new("") {
+        if std::thread::panicking() {
+            eprintln!("the log of the server is kept in {}", self.directory.display());
+        } else {
             let _ = std::fs::remove_dir_all(&self.directory);
         }
     }
@@ -368,16 +365,4 @@ impl Drop for RedisServer {
 fn runs(program: &str) -> bool {
     let version = Command::new(program).arg("--version").stdout(Stdio::null()).status();
     version.is_ok_and(|status| status.success())
-}
-
-/// A free port, which leaves room for the bus of a cluster: that is 10,000 above.
-fn free_port() -> u16 {
-    loop {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-        let port = listener.local_addr().expect("its address").port();
-        let bus = port.checked_add(10_000);
-        if bus.is_some_and(|bus| TcpListener::bind(("127.0.0.1", bus)).is_ok()) {
-            return port;
-        }
-    }
 }

@@ -133,6 +133,8 @@ struct Run<'a> {
     kills: u64,
     /// How often each fault was injected.
     struck: [u64; 3],
+    /// How many attempts were made when the last fault of a server was over.
+    done_at_strike: Option<u64>,
 }
 
 impl Run<'_> {
@@ -186,14 +188,21 @@ impl Run<'_> {
                 (ServerFault::Failover, failovers),
                 (ServerFault::LossyFailover, lossy_failovers),
             ];
-            for (at, (fault, of)) in faults.into_iter().enumerate() {
-                if is_due(self.struck[at], of) {
-                    self.struck[at] += 1;
-                    self.any_moment().await;
-                    self.servers.strike(fault, &mut self.random).await;
-                }
-            }
-            if done > progress.0 {
+            // One at a time, and only when the sale goes on after the last one.
+            let mut due =
+                faults.into_iter().enumerate().filter(|&(at, (_, of))| is_due(self.struck[at], of));
+            if self.done_at_strike.is_none_or(|before| done > before)
+                && let Some((at, (fault, _))) = due.next()
+            {
+                drop(due);
+                self.struck[at] += 1;
+                self.any_moment().await;
+                self.servers.strike(fault, &mut self.random).await;
+                self.workers.iter_mut().for_each(Worker::listen);
+                let done = self.workers.iter().map(|worker| worker.done).sum();
+                self.done_at_strike = Some(done);
+                progress = (done, Instant::now());
+            } else if done > progress.0 {
                 progress = (done, Instant::now());
             }
             assert!(
@@ -254,7 +263,16 @@ pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
     let sale = sale.create().await.expect("a sale");
     let began = Instant::now();
     let random = StdRng::seed_from_u64(soak.seed);
-    let mut run = Run { program, soak, servers, workers: vec![], random, kills: 0, struck: [0; 3] };
+    let mut run = Run {
+        program,
+        soak,
+        servers,
+        workers: vec![],
+        random,
+        kills: 0,
+        struck: [0; 3],
+        done_at_strike: None,
+    };
     run.workers = (0..soak.processes).map(|number| run.start(number, 0)).collect();
     let attempts = run.until_done().await;
     run.workers.clear();

@@ -11,9 +11,8 @@ use tokio::time::timeout;
 
 use crate::History;
 use crate::conformance::eventually;
-use crate::holder::{HolderProcess, number};
+use crate::holder::{HolderProcess, number, rolling_restart};
 use crate::proxy::{Once, Proxy};
-use crate::record_checker::RecordChecker;
 use crate::session_servers::{Member, Members, SessionServer};
 
 /// The ttl of most sessions.
@@ -297,38 +296,10 @@ pub async fn a_waiter_survives_the_end_of_its_session<S: SessionServer>() {
 /// If the row does not hold.
 pub async fn row_25_a_rolling_restart_never_has_two_holders<S: SessionServer>() {
     let Some(server) = S::start() else { return };
-    let mut checker = RecordChecker::default();
     let ttl = S::LONG_TTL;
-    let serving = || {
-        let mut process = holder(&server, ttl);
-        process.send(&format!("serve a {} 4", ttl.as_millis()));
-        process
-    };
-    let mut fleet = [serving(), serving(), serving()];
-    for round in 0..6_usize {
-        tokio::time::sleep(Duration::from_millis(400)).await;
-        let leaving = &mut fleet[round % 3];
-        leaving.send(&format!("shutdown {}", 40 * (round % 2)));
-        leave(leaving, &mut checker);
-        fleet[round % 3] = serving();
-    }
-    for mut process in fleet {
-        process.send("shutdown 500");
-        leave(&mut process, &mut checker);
-    }
-    checker.sweep(u64::MAX);
-    assert!(checker.violations.is_empty(), "{:?}", checker.violations);
-    assert!(checker.checked >= 30, "only {} records", checker.checked);
+    let start = || holder(&server, ttl);
+    rolling_restart(start, ttl, Duration::from_secs(20)).await.assert_clean(30);
     nothing_is_left(&server).await;
-}
-
-/// Waits for a process that shuts down, and takes its records.
-fn leave(process: &mut HolderProcess, checker: &mut RecordChecker) {
-    tokio::task::block_in_place(|| {
-        process.wait_for("shutdown");
-        assert!(process.process.wait_for_exit(Duration::from_secs(20)), "it ends well");
-        process.add_records_to(checker);
-    });
 }
 
 /// The leader of a cluster is killed under load: the others go on, and nobody overlaps.

@@ -3,13 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use crate::database_servers::Server;
+use crate::server_process::Process;
 
 /// How long members may take to have a leader.
 const ELECTION: Duration = Duration::from_secs(60);
 
 /// A server whose locks live by the sessions of its clients.
-pub trait SessionServer: Send + Sized + 'static {
+#[expect(private_bounds, reason = "only servers of this crate are started by it")]
+pub trait SessionServer: Process + Send + Sized + 'static {
     /// The scheme of its URLs.
     const SCHEME: &'static str;
     /// A ttl with time to spare, also on a busy machine.
@@ -28,7 +29,9 @@ pub trait SessionServer: Send + Sized + 'static {
     fn start() -> Option<Self>;
 
     /// The port of the server.
-    fn port(&self) -> u16;
+    fn port(&self) -> u16 {
+        self.process().port
+    }
 
     /// The URL of servers at these loopback ports, or of proxies in front of them.
     fn url_at(ports: &[u16]) -> String {
@@ -49,12 +52,16 @@ pub trait SessionServer: Send + Sized + 'static {
     /// # Panics
     /// If the server does not answer at all.
     fn left(&self) -> Vec<String>;
+
+    /// What this server knows of sessions and of what they have, for whoever looks why
+    /// something is left; nothing if [`left`](Self::left) says all.
+    fn report(&self) -> String {
+        String::new()
+    }
 }
 
 /// A member of a cluster.
 pub(crate) trait Member: SessionServer {
-    fn process(&self) -> &Server;
-    fn process_mut(&mut self) -> &mut Server;
     /// Whether it answers clients, which it does when there is a leader.
     fn serves(&self) -> bool;
     fn leads(&self) -> bool;
@@ -84,12 +91,12 @@ impl<S: Member> Members<S> {
         members
     }
 
-    /// Waits until all members serve.
+    /// Waits until all members serve, and the agent that clients use.
     ///
     /// # Panics
     /// If they do not within a minute.
     pub fn wait_until_all_serve(&self) {
-        self.servers.iter().for_each(wait_until_it_serves);
+        self.servers.iter().chain(&self.agent).for_each(wait_until_it_serves);
     }
 
     /// The ports that clients connect to.
@@ -124,6 +131,11 @@ impl<S: Member> Members<S> {
     /// If the leader does not answer.
     pub fn left(&self) -> Vec<String> {
         self.servers[self.leader()].left()
+    }
+
+    /// As [`SessionServer::report`], of each member: they may not know the same.
+    pub fn reports(&self) -> Vec<String> {
+        self.servers.iter().map(S::report).filter(|report| !report.is_empty()).collect()
     }
 
     /// The number of the leader in [`servers`](Self::servers).

@@ -6,13 +6,23 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::database_servers::{Server, free_port, server};
+use crate::ports::free_port;
 use crate::proxy::Proxy;
+use crate::server_process::{Server, server};
 use crate::session_servers::{Member, Members, SessionServer, wait_until_it_serves};
 
 const JARS: [&str; 2] = ["/usr/share/java/zookeeper.jar", "/usr/share/zookeeper/zookeeper.jar"];
 /// Sessions last two to twenty ticks.
 const TICK_MILLIS: u32 = 200;
+/// What a server tells in its report.
+const COUNTS: [&str; 6] = [
+    "zk_server_state",
+    "zk_znode_count",
+    "zk_ephemerals_count",
+    "zk_global_sessions",
+    "zk_synced_followers",
+    "zk_outstanding_requests",
+];
 /// How many nodes an empty server has.
 const OWN_NODES: u64 = 5;
 
@@ -87,6 +97,25 @@ impl ZooKeeperServer {
         ids.filter(|id| id.starts_with("0x")).map(str::to_owned).collect()
     }
 
+    /// The paths of all ephemeral nodes.
+    pub fn ephemeral_nodes(&self) -> Vec<String> {
+        let dump = self.command("dump");
+        let lines = dump.lines().map(str::trim);
+        lines.filter(|line| line.starts_with('/')).map(str::to_owned).collect()
+    }
+
+    /// Deletes a node, as an administrator may do.
+    ///
+    /// # Panics
+    /// If the server does not answer.
+    pub fn delete(&self, path: &str) {
+        let length = i32::try_from(path.len()).expect("a short path");
+        let mut request = [1_i32, 2, length].map(i32::to_be_bytes).concat();
+        request.extend(path.as_bytes());
+        request.extend((-1_i32).to_be_bytes()); // whatever its version
+        send_in_session(self.0.port, 0, request).expect("an answer of ZooKeeper");
+    }
+
     /// How many sessions there are that have ephemeral nodes.
     pub fn sessions_with_nodes(&self) -> usize {
         self.owners_of_nodes().len()
@@ -117,10 +146,6 @@ impl SessionServer for ZooKeeperServer {
         Self::start()
     }
 
-    fn port(&self) -> u16 {
-        self.0.port
-    }
-
     /// To its client this looks like an expiry.
     fn end_sessions(&self) {
         let began = Instant::now();
@@ -147,17 +172,18 @@ impl SessionServer for ZooKeeperServer {
             false => Vec::new(),
         }
     }
+
+    /// A node whose owner is in no list of sessions was left by the server and not by a
+    /// client.
+    fn report(&self) -> String {
+        let is_told = |line: &&str| COUNTS.iter().any(|name| line.starts_with(name));
+        let (told, dump) = (self.command("mntr"), self.command("dump"));
+        let told: Vec<_> = told.lines().filter(is_told).collect();
+        format!("server at {}:\n{}\n{dump}", self.0.port, told.join("\n"))
+    }
 }
 
 impl Member for ZooKeeperServer {
-    fn process(&self) -> &Server {
-        &self.0
-    }
-
-    fn process_mut(&mut self) -> &mut Server {
-        &mut self.0
-    }
-
     fn serves(&self) -> bool {
         self.command("srvr").contains("Mode: ")
     }
@@ -237,6 +263,12 @@ fn members_at(ports: &[[u16; 2]]) -> String {
 /// its id, and whoever knows both may close it. Its own client may be faster and connect
 /// again, so there is no answer to rely on.
 fn close_session(port: u16, id: i64) -> std::io::Result<()> {
+    send_in_session(port, id, Vec::new())
+}
+
+/// Sends a request in a session, closes the session and waits for that. A session with the id
+/// zero is a new one.
+fn send_in_session(port: u16, id: i64, request: Vec<u8>) -> std::io::Result<()> {
     let mut connect = Vec::new();
     connect.extend(0_i32.to_be_bytes()); // protocol
     connect.extend(0_i64.to_be_bytes()); // last transaction seen
@@ -247,7 +279,7 @@ fn close_session(port: u16, id: i64) -> std::io::Result<()> {
     connect.push(0); // may write
     let close = [1_i32, -11].map(i32::to_be_bytes).concat();
     let mut frames = Vec::new();
-    for frame in [connect, close] {
+    for frame in [connect, request, close].into_iter().filter(|frame| !frame.is_empty()) {
         frames.extend(u32::try_from(frame.len()).unwrap_or(0).to_be_bytes());
         frames.extend(frame);
     }

@@ -38,12 +38,19 @@ fn summary_of(arguments: &[&str]) -> Value {
     summary
 }
 
+/// There was enough for the run to mean something.
+#[track_caller]
+fn assert_enough(summary: &Value, faults: u64, cycles: u64) {
+    let number = |name: &str| summary[name].as_u64().unwrap_or(0);
+    let is_enough = number("faults") >= faults && number("cycles") >= cycles;
+    assert!(is_enough, "too little: {summary}");
+}
+
 #[test]
 fn random_faults_for_the_better_part_of_a_minute() {
     let arguments = ["--seconds", "50", "--faults-per-minute", "90"];
     let Some(summary) = without_a_violation(&arguments) else { return };
-    let number = |name: &str| summary[name].as_u64().unwrap_or(0);
-    assert!(number("faults") >= 10 && number("cycles") >= 2_000, "too little: {summary}");
+    assert_enough(&summary, 10, 2_000);
 }
 
 /// Failovers of all kinds, with Sentinels and in a cluster.
@@ -68,8 +75,7 @@ fn random_faults_of_a_quorum() {
     let small = ["--processes", "4", "--tasks", "8", "--slack", "500"];
     let arguments = [&["--topology", "redlock"][..], &short, &small].concat();
     let Some(summary) = without_a_violation(&arguments) else { return };
-    let number = |name: &str| summary[name].as_u64().unwrap_or(0);
-    assert!(number("faults") >= 3 && number("cycles") >= 500, "too little: {summary}");
+    assert_enough(&summary, 3, 500);
 }
 
 /// The databases that are compiled in; a busy machine is given time.
@@ -86,9 +92,7 @@ fn random_faults_of_databases() {
         let short = ["--seconds", "15", "--faults-per-minute", "60", "--slack", "5000"];
         let small = ["--processes", "3", "--tasks", "4"];
         let arguments = [&["--topology", topology][..], &short, &small].concat();
-        let summary = summary_of(&arguments);
-        let number = |name: &str| summary[name].as_u64().unwrap_or(0);
-        assert!(number("faults") >= 3 && number("cycles") >= 500, "too little: {summary}");
+        assert_enough(&summary_of(&arguments), 3, 500);
     }
 }
 
@@ -107,9 +111,8 @@ fn random_faults_of_stores_of_sessions() {
     for (topology, _) in installed.into_iter().filter(|(_, is_installed)| *is_installed) {
         let short = ["--seconds", "20", "--faults-per-minute", "60", "--slack", "30000"];
         let small = ["--processes", "3", "--tasks", "4"];
-        let summary = summary_of(&[&["--topology", topology][..], &short, &small].concat());
-        let number = |name: &str| summary[name].as_u64().unwrap_or(0);
-        assert!(number("faults") >= 1 && number("cycles") >= 50, "too little: {summary}");
+        let arguments = [&["--topology", topology][..], &short, &small].concat();
+        assert_enough(&summary_of(&arguments), 1, 50);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the tasks of a worker do.
 
 use std::future::Future;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -157,9 +158,7 @@ impl Task {
         let done = async {
             let lock = self.client.semaphore("many", MANY).permits(count);
             let permits = (lock.lock().await?, MANY);
-            let Some(mut interval) = HeldInterval::begin(&permits) else { return Ok(()) };
-            interval.during(&permits, self.pause(5..200)).await;
-            self.report(interval, &permits);
+            self.hold_for(&permits, 5..200).await;
             Ok(())
         };
         let done = done.await;
@@ -173,9 +172,7 @@ impl Task {
             let lock = if self.random.random_bool(0.03) { lock.write() } else { lock.read() };
             let lock = if self.random.random_bool(0.2) { lock.fair() } else { lock };
             let guard = lock.lock().await?;
-            let Some(mut interval) = HeldInterval::begin(&guard) else { return Ok(()) };
-            interval.during(&guard, self.pause(1..60)).await;
-            self.report(interval, &guard);
+            self.hold_for(&guard, 1..60).await;
             Ok(())
         };
         let done = done.await;
@@ -190,7 +187,7 @@ impl Task {
         KEYS[(self.number + second / 3 + stray) % MUTEXES]
     }
 
-    async fn pause(&mut self, millis: std::ops::Range<u64>) {
+    async fn pause(&mut self, millis: Range<u64>) {
         let millis = self.random.random_range(millis);
         tokio::time::sleep(Duration::from_millis(millis)).await;
     }
@@ -235,9 +232,7 @@ impl Task {
         match what {
             0..85 => {
                 let guard = lock.lock().await?;
-                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
-                self.report(interval, &guard);
-                if self.random.random_bool(0.5) {
+                if self.hold(&guard).await && self.random.random_bool(0.5) {
                     return guard.release().await.map(drop);
                 }
             }
@@ -245,31 +240,26 @@ impl Task {
                 let lock = self.client.rwlock(rwlock);
                 let writes = self.random.random_bool(0.2);
                 let guard = if writes { lock.write() } else { lock.read() }.lock().await?;
-                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
-                self.report(interval, &guard);
+                self.hold(&guard).await;
             }
             91..93 => {
                 let take = self.random.random_range(1..=2);
                 let permits = self.client.semaphore("s0", PERMITS).permits(take).lock().await?;
                 let permits = (permits, PERMITS);
-                let Some(interval) = self.hold(&permits).await else { return Ok(()) };
-                self.report(interval, &permits);
+                self.hold(&permits).await;
             }
             93..95 => {
                 let other = KEYS[self.random.random_range(0..3)];
                 let guard = self.client.all_of([mutex, other]).lock().await?;
-                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
-                self.report(interval, &guard);
+                self.hold(&guard).await;
             }
             95..96 => {
                 let guard = lock.fair().lock().await?;
-                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
-                self.report(interval, &guard);
+                self.hold(&guard).await;
             }
             96..98 => {
                 let Some(guard) = lock.try_lock().await? else { return Ok(()) };
-                let Some(interval) = self.hold(&guard).await else { return Ok(()) };
-                self.report(interval, &guard);
+                self.hold(&guard).await;
             }
             _ => {
                 // The acquire is cancelled at a random point.
@@ -285,15 +275,24 @@ impl Task {
         Ok(())
     }
 
-    /// Holds the lock, most often as short as possible.
-    async fn hold(&mut self, guard: &impl HeldGuard) -> Option<HeldInterval> {
-        let mut interval = HeldInterval::begin(guard)?;
+    /// Holds the lock for some milliseconds, and reports that.
+    async fn hold_for(&mut self, guard: &impl HeldGuard, millis: Range<u64>) {
+        let Some(mut interval) = HeldInterval::begin(guard) else { return };
+        interval.during(guard, self.pause(millis)).await;
+        self.report(interval, guard);
+    }
+
+    /// Holds the lock, most often as short as possible, and reports that; false if it was
+    /// lost before.
+    async fn hold(&mut self, guard: &impl HeldGuard) -> bool {
+        let Some(mut interval) = HeldInterval::begin(guard) else { return false };
         match self.random.random_range(0..5_000) {
             0 => interval.during(guard, self.pause(20..100)).await,
             1..50 => interval.during(guard, self.pause(0..3)).await,
             _ => tokio::task::yield_now().await,
         }
-        Some(interval)
+        self.report(interval, guard);
+        true
     }
 
     fn report(&self, interval: HeldInterval, guard: &impl HeldGuard) {

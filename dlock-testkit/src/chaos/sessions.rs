@@ -19,7 +19,7 @@ use crate::consul::ConsulCluster;
 use crate::etcd::EtcdCluster;
 use crate::process::now;
 use crate::proxy::Proxy;
-use crate::session_servers::{Member, Members};
+use crate::session_servers::{Member, Members, wait_until_it_serves};
 use crate::zookeeper::ZooKeeperEnsemble;
 
 /// Empty parents are removed at once, and not each minute: their sequence numbers start again.
@@ -127,7 +127,13 @@ impl SessionStore {
         let began = Instant::now();
         loop {
             let left = blocking(|| self.left());
-            if left.is_empty() || began.elapsed() >= within {
+            if left.is_empty() {
+                return left;
+            }
+            if began.elapsed() >= within {
+                for report in blocking(|| with_members!(self, members => members.reports())) {
+                    eprintln!("{report}");
+                }
                 return left;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -144,7 +150,7 @@ impl SessionStore {
     }
 }
 
-/// Takes one member out, and waits until there is a leader.
+/// Takes one member out, and waits until there is a leader and clients are served.
 fn strike<S: Member>(members: &mut Members<S>, fault: Fault, number: usize) {
     blocking(|| {
         let leader = members.leader();
@@ -157,6 +163,9 @@ fn strike<S: Member>(members: &mut Members<S>, fault: Fault, number: usize) {
         }
         if matches!(fault, Fault::KillLeader | Fault::StopLeader) {
             members.next_leader(leader);
+        }
+        if let Some(agent) = &members.agent {
+            wait_until_it_serves(agent); // it may use the member that is out
         }
     });
 }

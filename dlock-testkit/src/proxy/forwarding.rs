@@ -20,8 +20,21 @@ use super::{Conditions, Once, Shared, Way};
 use crate::resp;
 
 /// Serves every connection until the proxy is dropped.
-pub(super) async fn accept(listener: TcpListener, server: SocketAddr, shared: Arc<Shared>) {
-    while let Ok((client, _)) = listener.accept().await {
+pub(super) async fn accept(mut listener: TcpListener, server: SocketAddr, shared: Arc<Shared>) {
+    let Ok(address) = listener.local_addr() else { return };
+    let mut conditions = shared.conditions.subscribe();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => Some(accepted),
+            () = async { drop(conditions.wait_for(|now| now.refused).await) } => None,
+        };
+        let Some(accepted) = accepted else {
+            drop(listener);
+            let _ = conditions.wait_for(|now| !now.refused).await;
+            listener = TcpListener::bind(address).await.expect("the same port");
+            continue;
+        };
+        let Ok((client, _)) = accepted else { return };
         let number = {
             let mut state = shared.state();
             state.attempts.push(Instant::now());
@@ -112,8 +125,15 @@ fn request(
     out: &mut Vec<u8>,
 ) -> Result<(), ConnectionCut> {
     let mut actions = actions.lock().unwrap_or_else(PoisonError::into_inner);
+    if shared.take_fault(Once::HoldRequest, message) {
+        shared.state().held.push(message.to_vec());
+        return Ok(());
+    }
     out.extend_from_slice(message);
     if !shared.is_resp {
+        if shared.conditions.borrow().stalled[Way::ToServer as usize] {
+            shared.state().held_back.extend_from_slice(message);
+        }
         if shared.take_fault(Once::LoseReply, message) {
             actions.push_back(ReplyAction::Cut);
         }
@@ -166,11 +186,11 @@ async fn forward(
     (way, number): (Way, u64),
     shared: &Arc<Shared>,
     from: OwnedReadHalf,
-    to: OwnedWriteHalf,
+    mut to: OwnedWriteHalf,
     unreadable: &AtomicBool,
     handle: impl FnMut(&[u8], &mut Vec<u8>) -> Result<(), ConnectionCut> + Send,
 ) -> io::Result<()> {
-    let (delayed, arrived) = mpsc::unbounded_channel();
+    let (delayed, mut arrived) = mpsc::unbounded_channel();
     let conditions = shared.conditions.subscribe();
     let delay = {
         let conditions = conditions.clone();
@@ -178,10 +198,30 @@ async fn forward(
     };
     let frames = Frames { is_resp: shared.is_resp, unreadable };
     let reading = read(from, delayed, delay, frames, handle);
-    let writing = write(to, arrived, conditions, |conditions| {
+    let mut hung_up = conditions.clone();
+    let is_open = |conditions: &Conditions| {
         !conditions.stalled[way as usize]
             && !conditions.is_frozen(number, shared.subscribes(number))
-    });
+    };
+    let writing = async {
+        if way == Way::ToServer {
+            let written = write(&mut to, &mut arrived, conditions, is_open).await;
+            if number < hung_up.borrow().hung_up_below {
+                // The server would give up what it was asked for.
+                std::future::pending::<()>().await;
+            }
+            return written;
+        }
+        tokio::select! {
+            written = write(&mut to, &mut arrived, conditions, is_open) => return written,
+            Ok(_) = hung_up.wait_for(|now| number < now.hung_up_below) => {}
+        }
+        drop(to);
+        while let Some((_, bytes)) = arrived.recv().await {
+            shared.state().unheard.extend(bytes);
+        }
+        Ok(())
+    };
     let (read, written) = tokio::join!(reading, writing);
     read.and(written)
 }
@@ -244,8 +284,8 @@ async fn read(
 }
 
 async fn write(
-    mut to: OwnedWriteHalf,
-    mut delayed: mpsc::UnboundedReceiver<DelayedBytes>,
+    to: &mut OwnedWriteHalf,
+    delayed: &mut mpsc::UnboundedReceiver<DelayedBytes>,
     mut conditions: watch::Receiver<Conditions>,
     mut is_open: impl FnMut(&Conditions) -> bool,
 ) -> io::Result<()> {

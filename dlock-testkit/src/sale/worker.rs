@@ -293,7 +293,11 @@ impl<'a> Attempt<'a> {
         let cancelled = known(&self.id, || reservation.cancel()).await?;
         self.check(cancelled == HoldState::Refused, cancelled);
         self.answers.not_applied(&self.id);
-        let reserve = || self.sale.reserve(1).operation(&self.id).buyer(&self.buyer).send();
+        // It is accepted if a failover lost the cancellation, and must not last for long then.
+        let reserve = || {
+            let reserve = self.sale.reserve(1).operation(&self.id).buyer(&self.buyer);
+            reserve.expires_in(RESERVATION_TIME).send()
+        };
         let refused = known(&self.id, reserve).await?;
         self.check(refused == Reservation::Refused, &refused);
         Ok(())

@@ -191,8 +191,9 @@ impl ClusterServers {
         let known = self.a_live_node().cli(&["CLUSTER", "NODES"]);
         known.lines().find_map(|line| {
             let mut words = line.split(' ');
-            let (id, follows) = (words.next()?, words.nth(2)?);
-            (follows == self.ids[primary] && !line.contains("fail"))
+            let (id, flags, follows) = (words.next()?, words.nth(1)?, words.next()?);
+            let is_down = flags.split(',').any(|flag| flag == "fail" || flag == "fail?");
+            (follows == self.ids[primary] && !is_down)
                 .then(|| self.ids.iter().position(|known| known == id))?
         })
     }

@@ -1,6 +1,6 @@
 //! A primary with replicas, watched by Sentinels.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{REPLICATING, is_primary, is_synchronized, wait_until};
 use crate::redis::RedisServer;
@@ -10,6 +10,9 @@ pub const MASTER_NAME: &str = "mymaster";
 
 /// How long a primary is silent before a Sentinel takes it for down.
 const DOWN_AFTER: Duration = Duration::from_millis(500);
+
+/// After this time a Sentinel gives up a failover that does not go on.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// One primary, two replicas and three Sentinels.
 #[derive(Debug)]
@@ -81,14 +84,14 @@ impl SentinelServers {
         }
         let port = ports[0];
         let quorum = sentinels / 2 + 1;
-        let down_after = DOWN_AFTER.as_millis();
+        let (down_after, failover_timeout) = (DOWN_AFTER.as_millis(), FAILOVER_TIMEOUT.as_millis());
         let password = options.iter().skip_while(|option| **option != "--requirepass").nth(1);
         let password = password.map(|it| format!("sentinel auth-pass {MASTER_NAME} {it}\n"));
         let password = password.unwrap_or_default();
         let configuration = format!(
             "sentinel monitor {MASTER_NAME} 127.0.0.1 {port} {quorum}\n\
              sentinel down-after-milliseconds {MASTER_NAME} {down_after}\n\
-             sentinel failover-timeout {MASTER_NAME} 4000\n\
+             sentinel failover-timeout {MASTER_NAME} {failover_timeout}\n\
              sentinel parallel-syncs {MASTER_NAME} 4\n{password}"
         );
         let sentinels: Option<Vec<_>> = (0..sentinels)
@@ -181,11 +184,24 @@ impl SentinelServers {
     /// # Panics
     /// If there is no failover.
     pub fn force_failover(&self) -> usize {
-        let primary = self.primary();
-        wait_until("a Sentinel starts the failover", || {
-            self.sentinels[0].cli(&["SENTINEL", "FAILOVER", MASTER_NAME]) == "OK"
+        let from = self.primary();
+        let mut primary = from;
+        let mut asked: Option<Instant> = None;
+        wait_until("another server is the primary", || {
+            primary = self.primary();
+            if primary != from && is_primary(&self.servers[primary]) {
+                return true;
+            }
+            // Another Sentinel that hears of it late makes the new primary a replica again, and
+            // the failover is given up.
+            if asked.is_none_or(|asked| asked.elapsed() > FAILOVER_TIMEOUT)
+                && self.sentinels[0].cli(&["SENTINEL", "FAILOVER", MASTER_NAME]) == "OK"
+            {
+                asked = Some(Instant::now());
+            }
+            false
         });
-        self.await_failover(primary)
+        primary
     }
 
     /// Restarts a killed server as a replica of the current primary, sooner than the
