@@ -316,17 +316,21 @@ impl Shared {
         for _ in 0..ATTEMPTS {
             let semaphore = self.semaphore(Operation::Release, prefix).await?;
             let own = semaphore.sessions_of(owner);
-            let outcome = if own.is_empty() {
-                ReleaseOutcome::AlreadyLost
-            } else {
+            let outcome = match own.is_empty() {
+                true => ReleaseOutcome::AlreadyLost,
+                false => ReleaseOutcome::Released,
+            };
+            // The last one removes the value, also if its own permits were lost: the value
+            // would stay until somebody uses the semaphore again.
+            if !own.is_empty() || semaphore.is_abandoned() {
                 match self.transact(Operation::Release, &semaphore.remove(&own)).await? {
-                    Ok(_) => ReleaseOutcome::Released,
+                    Ok(_) => {}
                     Err(errors) if errors.iter().any(OperationError::is_denied) => {
                         return Err(denied(Operation::Release, &self.http.address()));
                     }
                     Err(_) => continue, // it changed in the meantime
                 }
-            };
+            }
             let (sessions, in_doubt) = self.locks.lock().released_permits(owner);
             if in_doubt || outcome == ReleaseOutcome::AlreadyLost {
                 self.end_sessions(sessions).await;

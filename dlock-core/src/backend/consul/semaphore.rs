@@ -79,6 +79,11 @@ impl Semaphore {
         self.holders.len()
     }
 
+    /// Whether there is a value although nobody holds a permit.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.index.is_some() && self.holders.is_empty()
+    }
+
     /// Whether somebody may get a permit.
     pub(super) fn has_room(&self) -> bool {
         self.limit.is_none_or(|limit| self.held() < limit as usize)
@@ -196,6 +201,16 @@ mod tests {
         let removed = written(&semaphore.remove(&["s1".to_owned()]));
         assert!(removed.contains(r#""delete","Key":"p/.lock""#), "the last one: {removed}");
         assert!(removed.contains(r#""delete","Key":"p/s1""#), "{removed}");
+    }
+
+    #[test]
+    fn nobody_is_left_when_all_holders_are_dead() {
+        assert!(!Semaphore::read("p/", &of_go()).expect("a semaphore").is_abandoned());
+        assert!(!Semaphore::read("p/", &[]).expect("nothing there").is_abandoned());
+        let without_s1: Vec<_> = of_go().into_iter().filter(|it| it.key != "p/s1").collect();
+        let semaphore = Semaphore::read("p/", &without_s1).expect("a semaphore");
+        assert!(semaphore.is_abandoned());
+        assert!(written(&semaphore.remove(&[])).contains(r#""delete","Key":"p/.lock""#));
     }
 
     #[test]
