@@ -111,7 +111,8 @@ pub struct Report {
     pub lost_sends: u64,
     /// How many leased units were sold from memory and were not available any more.
     pub owed: u64,
-    pub resizes: u32,
+    /// How many resizes were answered.
+    pub resizes: u64,
     pub took: Duration,
 }
 
@@ -315,7 +316,7 @@ pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
         lost_answers,
         lost_sends: audit.lost_sends,
         owed: audit.owed,
-        resizes: stock.epoch,
+        resizes: received.resizes(),
         took: began.elapsed(),
     })
 }

@@ -16,6 +16,9 @@ use serde_json::{Value, json};
 /// How many answers are compared at a time.
 const PAGE: usize = 50_000;
 
+/// The kind of an answer that has no record.
+const RESIZED: &str = "resized";
+
 /// The file of a worker's answers.
 #[derive(Debug)]
 pub(super) struct Answers {
@@ -68,6 +71,10 @@ impl Answers {
         self.write(id, "restocked", json!(receipt));
     }
 
+    pub(super) fn resized(&self, id: &str, segments: u32) {
+        self.write(id, RESIZED, json!(segments));
+    }
+
     pub(super) fn not_applied(&self, id: &str) {
         self.write(id, "not applied", Value::Null);
     }
@@ -90,6 +97,7 @@ type Line = (String, String, Value);
 pub(super) struct ReceivedAnswers {
     count: u64,
     lost: u64,
+    resizes: u64,
     deliveries: BTreeMap<String, u64>,
 }
 
@@ -101,6 +109,11 @@ impl ReceivedAnswers {
     /// How many answers do not agree with the record of their id.
     pub(super) fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// How many resizes were answered.
+    pub(super) fn resizes(&self) -> u64 {
+        self.resizes
     }
 
     /// The number of units that were restocked, each restock counted once.
@@ -122,6 +135,10 @@ impl ReceivedAnswers {
                     self.deliveries.insert(id.clone(), quantity);
                 }
                 self.count += 1;
+                if word == RESIZED {
+                    self.resizes += 1;
+                    continue;
+                }
                 page.entry(id).or_default().push((word, value));
             }
             if page.is_empty() {

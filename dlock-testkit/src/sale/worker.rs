@@ -392,19 +392,22 @@ impl<'a> Attempt<'a> {
 
     async fn resize(&mut self) -> Made<()> {
         let segments = self.random.random_range(1..=128);
-        for_a_while(known("resize", || self.sale.resize(segments))).await
+        if for_a_while(known("resize", || self.sale.resize(segments))).await?.is_some() {
+            self.answers.resized(&self.id, segments);
+        }
+        Ok(())
     }
 
     async fn rebalance(&self) -> Made<()> {
-        for_a_while(known("rebalance", || self.sale.rebalance())).await
+        for_a_while(known("rebalance", || self.sale.rebalance())).await.map(drop)
     }
 }
 
 /// Gives up after a while what needs all homes at the same time: the next one does it.
-async fn for_a_while<T>(done: impl Future<Output = Made<T>>) -> Made<()> {
+async fn for_a_while<T>(done: impl Future<Output = Made<T>>) -> Made<Option<T>> {
     match tokio::time::timeout(Duration::from_secs(10), done).await {
-        Ok(done) => done.map(drop),
-        Err(_) => Ok(()),
+        Ok(done) => done.map(Some),
+        Err(_) => Ok(None),
     }
 }
 
