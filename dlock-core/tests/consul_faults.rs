@@ -298,16 +298,18 @@ async fn many_permits_are_had_over_a_slow_network() {
     assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
 }
 
-/// The sessions of all permits are ended from outside: whoever gives them up removes the
-/// semaphore all the same.
+/// The sessions of all permits are ended from outside: the client that had them removes the
+/// semaphore all the same, with its next session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_permits_leave_nothing() {
     let Some(server) = ConsulServer::start() else { return };
-    let dlock = client(&format!("{}&layout=lock-key&ttl=60s", server.url()));
+    let dlock = client(&format!("{}&layout=lock-key", server.url()));
     let guard = dlock.semaphore("pool", 2).permits(2).lock().await.expect("permits");
     assert!(server.keys().contains(&"pool/.lock".to_owned()));
     server.end_sessions();
     timeout(Duration::from_secs(20), guard.lost()).await.expect("it is told");
     drop(guard);
-    eventually("nothing is left", async || server.keys().is_empty()).await;
+    let other = dlock.mutex("other").lock().await.expect("a lock of the next session");
+    eventually("the semaphore is removed", async || server.lock_keys() == ["other"]).await;
+    drop(other);
 }
