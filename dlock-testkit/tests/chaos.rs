@@ -89,7 +89,8 @@ fn random_faults_of_databases() {
         ("sqlite", true),
     ];
     for (topology, _) in installed.into_iter().filter(|(_, is_installed)| *is_installed) {
-        let short = ["--seconds", "15", "--faults-per-minute", "60", "--seed", "5", "--slack", "5000"];
+        let short =
+            ["--seconds", "15", "--faults-per-minute", "60", "--seed", "5", "--slack", "5000"];
         let small = ["--processes", "3", "--tasks", "4"];
         let arguments = [&["--topology", topology][..], &short, &small].concat();
         assert_enough(&summary_of(&arguments), 3, 500);
@@ -109,7 +110,8 @@ fn random_faults_of_stores_of_sessions() {
         ("consul", ConsulServer::start().is_some()),
     ];
     for (topology, _) in installed.into_iter().filter(|(_, is_installed)| *is_installed) {
-        let short = ["--seconds", "20", "--faults-per-minute", "60", "--seed", "7", "--slack", "30000"];
+        let short =
+            ["--seconds", "20", "--faults-per-minute", "60", "--seed", "7", "--slack", "30000"];
         let small = ["--processes", "3", "--tasks", "4"];
         let arguments = [&["--topology", topology][..], &short, &small].concat();
         assert_enough(&summary_of(&arguments), 1, 50);

@@ -36,6 +36,7 @@ async fn everything<S: Shop>(database: Database) {
     if S::LOCKS_ROWS {
         transactions::a_locked_part_is_skipped_and_then_waited_for(&place().await, &shop).await;
         transactions::an_old_snapshot_sells_nothing_twice(&place().await, &shop).await;
+        transactions::a_long_transaction_holds_up_nothing_else(&place().await, &shop).await;
     }
 }
 

@@ -1,9 +1,10 @@
 //! Deductions inside transactions of the caller.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock_segment::sql::{deduct_first_free_in, deduct_in};
 use dlock_segment::{Deduction, Error, Inventory, Resolved};
+use dlock_testkit::latencies::{Latencies, held_for};
 
 use super::common::{Place, clean_audit, counts, is_sold_out, taken};
 use super::shop::Shop;
@@ -178,6 +179,32 @@ pub(crate) async fn a_locked_part_is_skipped_and_then_waited_for<S: Shop>(place:
         clean_audit(part).await;
     }
     assert_eq!(sold, 6);
+}
+
+/// A caller holds the rows of one inventory for long: leases of locks and other inventories
+/// go on. `DLOCK_TEST_HELD_SECONDS=30` makes it longer.
+pub(crate) async fn a_long_transaction_holds_up_nothing_else<S: Shop>(place: &Place, shop: &S) {
+    let held = place.sale(10, 1).await;
+    let other = Inventory::builder(&place.dlock, "other").stock(1_000_000).create().await.unwrap();
+    let kept = place.dlock.mutex("kept").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    let deductions = async |lasts| {
+        let mut took = Latencies::default();
+        while took.began.elapsed() < lasts {
+            let began = Instant::now();
+            taken(other.deduct(1).send().await.unwrap());
+            took.add(began.elapsed());
+            assert_ne!(kept.state(), dlock::State::Lost);
+        }
+        took
+    };
+    let before = deductions(held_for() / 2).await;
+    let mut tx = shop.begin().await;
+    taken(deduct_in(&mut tx, &held, 1).await.unwrap());
+    let meanwhile = deductions(held_for()).await;
+    println!("a deduction: {before} before, {meanwhile} while another inventory was locked");
+    assert!(meanwhile.slowest() < Duration::from_secs(2), "{meanwhile}");
+    S::commit(tx).await.unwrap();
+    assert_eq!(counts(&held).await.2, 1);
 }
 
 /// The snapshot of a transaction is older than the sale of the same id: it must not decide.
