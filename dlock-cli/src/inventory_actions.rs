@@ -15,8 +15,8 @@ use crate::output::{self, grouped};
 #[derive(Debug, Subcommand)]
 pub(super) enum Action {
     Create(Create),
-    Refund(GiveBack),
-    WriteOff(TakeOut),
+    Refund(RefundArgs),
+    WriteOff(WriteOffArgs),
     Retention(Retention),
     Reconcile(super::reconcile::Reconcile),
 }
@@ -37,7 +37,7 @@ impl Action {
     }
 }
 
-/// Create the inventory and print its creation id, which services open it by
+/// Create the inventory and print its creation id (services need this id to open it)
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Creating it again with the same terms changes nothing and prints the same id. After the
@@ -72,7 +72,7 @@ pub(super) struct Create {
     /// For how many seconds an operation id is remembered at least [default: a day]
     #[arg(long)]
     retention: Option<u64>,
-    /// Keep a journal of at least so many effects
+    /// Keep a journal of at least this many effects
     #[arg(long)]
     journal: Option<u64>,
 }
@@ -144,7 +144,7 @@ stored it with the order.
 Examples:
   dlock inventory phone refund order-981
   dlock inventory phone refund order-981 --quantity 1 --id return-17 --receipt order-981.json")]
-pub(super) struct GiveBack {
+pub(super) struct RefundArgs {
     /// The operation id of the order
     order: String,
     /// How many units come back [default: all that are left]
@@ -161,7 +161,7 @@ pub(super) struct GiveBack {
     damaged: bool,
 }
 
-impl GiveBack {
+impl RefundArgs {
     async fn run(&self, inventory: &Inventory, common: &Common) -> Result<u8> {
         let mut request = inventory.refund(&self.order);
         if let Some(quantity) = self.quantity {
@@ -210,7 +210,7 @@ nothing.
 
 Example:
   dlock inventory phone write-off 3 --id damage-2026-07")]
-pub(super) struct TakeOut {
+pub(super) struct WriteOffArgs {
     /// How many units
     quantity: u64,
     /// The id of this write-off, under which it happens once
@@ -218,7 +218,7 @@ pub(super) struct TakeOut {
     id: String,
 }
 
-impl TakeOut {
+impl WriteOffArgs {
     async fn run(&self, inventory: &Inventory, common: &Common) -> Result<u8> {
         match inventory.write_off(self.quantity).operation(&self.id).send().await? {
             WriteOff::WrittenOff(receipt) => print(common, &receipt, "wrote off"),

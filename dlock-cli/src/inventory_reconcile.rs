@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
-use dlock_segment::{Inventory, Order, OrderState, Reconciliation};
+use dlock_segment::{Inventory, OrderState, Reconciliation, ShopOrder};
 use futures_util::stream;
 
 use crate::output::{self, BAD, GOOD, grouped, styled};
@@ -20,8 +20,9 @@ or as CSV, with a first line that names the columns (at is optional, in millisec
 The states are sold, reserved and cancelled (also for an order that was given back). The
 quantity is what is sold now.
 
-With --apply, what the inventory has lost is sold again under its id, past pause, opening
-times and limit; what the shop does not have any more is given back. It can be repeated.
+With --apply, orders that the inventory lost are sold again under their ids, even if the
+sale is paused or closed, or the limit per buyer is reached; what the shop does not have
+any more is given back. It can be repeated.
 After the store lost everything: create the inventory again, and apply all orders before
 anybody buys. Ends with status 1 if differences are left.
 
@@ -79,7 +80,7 @@ impl Reconcile {
         }
     }
 
-    fn read(&self) -> Result<Vec<Order>> {
+    fn read(&self) -> Result<Vec<ShopOrder>> {
         let source: Box<dyn Read> = match &*self.orders {
             "-" => Box::new(std::io::stdin()),
             file => Box::new(
@@ -91,7 +92,7 @@ impl Reconcile {
     }
 }
 
-fn orders(lines: impl BufRead, is_csv: bool) -> Result<Vec<Order>> {
+fn orders(lines: impl BufRead, is_csv: bool) -> Result<Vec<ShopOrder>> {
     let mut columns: Option<Vec<String>> = None;
     let mut orders = Vec::new();
     for (number, line) in lines.lines().enumerate() {
@@ -112,7 +113,7 @@ fn orders(lines: impl BufRead, is_csv: bool) -> Result<Vec<Order>> {
     Ok(orders)
 }
 
-fn of_csv(columns: &[String], line: &str) -> Result<Order> {
+fn of_csv(columns: &[String], line: &str) -> Result<ShopOrder> {
     let fields = fields(line)?;
     let field = |name: &str| {
         let at = columns.iter().position(|column| column.trim() == name)?;
@@ -130,7 +131,7 @@ fn of_csv(columns: &[String], line: &str) -> Result<Order> {
         Some(at) => Some(at.parse().context("`at` is a number of milliseconds")?),
         None => None,
     };
-    Ok(Order {
+    Ok(ShopOrder {
         operation: required("operation")?.to_owned(),
         quantity: quantity.parse().with_context(|| format!("`{quantity}` is not a number"))?,
         state,

@@ -7,7 +7,7 @@ use dlock::backend::redis::RedLock;
 use crate::output::{self, GOOD, styled};
 use crate::{Common, exit_status};
 
-/// Make the tables in a SQL database, or print them, or prepare new nodes of a quorum
+/// Create the tables in a SQL database (or print the SQL), or prepare new RedLock nodes
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Tables that are there already are left as they are. The user needs the right to make
@@ -18,7 +18,7 @@ Examples:
   dlock schema --url mysql://localhost/shop --print | mariadb shop
   dlock schema --url sqlite:///var/lib/shop/locks.db
 
-With redlock:// it lets nodes vote that are new, at once and not after max_ttl. Use it before
+With redlock://, it lets new nodes vote immediately instead of after max_ttl. Use it before
 the first program locks; nodes that were used before are left as they are:
   dlock schema --url redlock://r1,r2,r3,r4,r5")]
 pub(crate) struct Schema {

@@ -7,12 +7,12 @@ use dlock_testkit::redis::RedisServer;
 use dlock_testkit::topology::{ClusterServers, QuorumServers, SentinelServers};
 use serde_json::Value;
 use std::time::Duration;
-use support::{dlock, json, on, output, said, status};
+use support::{dlock, json, on, output, status, stderr_of};
 
 /// Runs a bench and returns the line that it printed, which must follow the schema.
 fn measured(command: &mut std::process::Command, arguments: &[&str]) -> Value {
     let done = output(command, arguments);
-    assert_eq!(status(&done), 0, "{}", said(&done));
+    assert_eq!(status(&done), 0, "{}", stderr_of(&done));
     let lines = json(&done);
     assert_eq!(lines.len(), 1);
     assert_conforms(&lines[0]);
@@ -56,7 +56,7 @@ fn locks_in_memory() {
 fn locks_at_a_majority_and_a_peer() {
     let Some(servers) = QuorumServers::unprepared(3, Duration::from_secs(60)) else { return };
     let prepared = output(&mut on(&servers.url()), &["schema"]);
-    assert_eq!(status(&prepared), 0, "{}", said(&prepared));
+    assert_eq!(status(&prepared), 0, "{}", stderr_of(&prepared));
     let health = output(&mut on(&servers.url()), &["health", "--json"]);
     assert_eq!(json(&health)[0]["servers"].as_array().map(Vec::len), Some(3));
     for peer in [&[][..], &["--peer", "rslock"]] {
@@ -101,10 +101,10 @@ fn locks_with_sentinels_and_in_a_cluster() {
         for peer in ["rslock", "raw"] {
             let done = output(&mut on(&url), &["bench", "lock", "--peer", peer]);
             assert_ne!(status(&done), 0);
-            assert!(said(&done).contains("lock at one Redis"), "{}", said(&done));
+            assert!(stderr_of(&done).contains("lock at one Redis"), "{}", stderr_of(&done));
         }
         let healthy = output(&mut on(&url), &["health"]);
-        assert_eq!(status(&healthy), 0, "{}", said(&healthy));
+        assert_eq!(status(&healthy), 0, "{}", stderr_of(&healthy));
     }
 }
 
@@ -131,13 +131,13 @@ fn stock_is_taken_from_many_servers() {
         assert!(lines.iter().all(|line| line["homes"] == 6), "{lines:?}");
         let done = output(&mut on(&url), &["bench", "deduct", "--mode", "global-lock"]);
         assert_eq!(status(&done), 64);
-        assert!(said(&done).contains("kept at one server"), "{}", said(&done));
+        assert!(stderr_of(&done).contains("kept at one server"), "{}", stderr_of(&done));
         let inventory =
             |arguments: &[&str]| output(on(&url).args(["inventory", "phone"]), arguments);
         let made = inventory(&["create", "--stock", "600", "--homes", "6"]);
-        assert_eq!(status(&made), 0, "{}", said(&made));
+        assert_eq!(status(&made), 0, "{}", stderr_of(&made));
         let shown = inventory(&["--json"]);
-        assert_eq!(json(&shown)[0]["available"], 600, "{}", said(&shown));
+        assert_eq!(json(&shown)[0]["available"], 600, "{}", stderr_of(&shown));
     }
     for server in &servers {
         // That an inventory was removed is known for some time.
@@ -302,8 +302,8 @@ fn a_stall_that_outlasts_the_run_is_seen_too() {
 fn sold_out(command: &mut std::process::Command) -> Vec<Value> {
     let small = ["sale", "--stock", "60", "--buyers", "200", "--segments", "4", "--json"];
     let sale = output(command, &small);
-    assert_eq!(status(&sale), 0, "{}", said(&sale));
-    assert_eq!(said(&sale), "", "no bars without a terminal");
+    assert_eq!(status(&sale), 0, "{}", stderr_of(&sale));
+    assert_eq!(stderr_of(&sale), "", "no bars without a terminal");
     let lines = json(&sale);
     for line in &lines {
         assert_conforms(line);
@@ -331,7 +331,7 @@ fn a_sale_has_a_report() {
     let path = std::env::temp_dir().join(format!("dlock-report-{}.html", std::process::id()));
     let small = ["sale", "--stock", "50", "--buyers", "100", "--quantity", "1", "--report"];
     let sale = output(dlock().args(small), &[path.to_str().expect("a path")]);
-    assert_eq!(status(&sale), 0, "{}", said(&sale));
+    assert_eq!(status(&sale), 0, "{}", stderr_of(&sale));
     let table = support::printed(&sale);
     assert!(table.contains("inventory-idempotent") && table.contains("OVERSOLD"), "{table}");
     let page = std::fs::read_to_string(&path).expect("the report");
@@ -347,7 +347,7 @@ fn a_sale_has_a_report() {
 fn options_that_cannot_work_are_rejected() {
     let memory = output(&mut dlock(), &["bench", "lock", "--processes", "2"]);
     assert_eq!(status(&memory), 64);
-    assert!(said(&memory).contains("redis://"), "{}", said(&memory));
+    assert!(stderr_of(&memory).contains("redis://"), "{}", stderr_of(&memory));
     assert_eq!(status(&output(&mut dlock(), &["bench", "handoff"])), 64);
     assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--tasks", "0"])), 2);
     assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--permits", "0"])), 2);
@@ -355,12 +355,16 @@ fn options_that_cannot_work_are_rejected() {
     assert_eq!(status(&output(&mut dlock(), &["bench", "lock", "--bystander"])), 64);
     let peer = output(&mut dlock(), &["bench", "lock", "--peer", "raw", "--permits", "2"]);
     assert_eq!(status(&peer), 64);
-    assert!(said(&peer).contains("only have a mutex"), "{}", said(&peer));
+    assert!(stderr_of(&peer).contains("only have a mutex"), "{}", stderr_of(&peer));
     let nowhere = ["sale", "--stock", "10", "--buyers", "10", "--report", "/nowhere/report.html"];
     let unwritten = output(&mut dlock(), &nowhere);
     assert_eq!(status(&unwritten), 1);
-    assert!(said(&unwritten).contains("cannot write /nowhere/report.html"), "{}", said(&unwritten));
+    assert!(
+        stderr_of(&unwritten).contains("cannot write /nowhere/report.html"),
+        "{}",
+        stderr_of(&unwritten)
+    );
     assert_eq!(support::printed(&unwritten), "", "it is told before the sale");
     let down = output(&mut on("redis://127.0.0.1:1"), &["bench", "lock"]);
-    assert_eq!(status(&down), 69, "{}", said(&down));
+    assert_eq!(status(&down), 69, "{}", stderr_of(&down));
 }

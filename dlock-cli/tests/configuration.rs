@@ -6,7 +6,7 @@ mod support;
 use std::process::{Command, Stdio};
 
 use dlock_testkit::redis::RedisServer;
-use support::{dlock, json, on, output, printed, said, status, until};
+use support::{dlock, json, on, output, printed, status, stderr_of, until};
 
 const SECRET: &str = "hunter2-of-the-tests";
 
@@ -42,17 +42,20 @@ fn every_command_reads_the_password_from_the_file() {
     for command in COMMANDS {
         let mut with_file = on(&server.url());
         let done = output(with_file.env("DLOCK_PASSWORD_FILE", &file), command);
-        assert_eq!(status(&done), 0, "{command:?}: {}", said(&done));
-        assert!(!printed(&done).contains(SECRET) && !said(&done).contains(SECRET), "{command:?}");
+        assert_eq!(status(&done), 0, "{command:?}: {}", stderr_of(&done));
+        assert!(
+            !printed(&done).contains(SECRET) && !stderr_of(&done).contains(SECRET),
+            "{command:?}"
+        );
         let refused = output(&mut on(&server.url()), command);
-        assert_eq!(status(&refused), 77, "{command:?}: {}", said(&refused));
-        assert!(said(&refused).lines().count() <= 2, "{command:?}: {}", said(&refused));
+        assert_eq!(status(&refused), 77, "{command:?}: {}", stderr_of(&refused));
+        assert!(stderr_of(&refused).lines().count() <= 2, "{command:?}: {}", stderr_of(&refused));
     }
     // The file can also be given in the URL.
     let url = format!("{}?password_file={}", server.url(), file.display());
     for command in COMMANDS {
         let done = output(&mut on(&url), command);
-        assert_eq!(status(&done), 0, "{command:?}: {}", said(&done));
+        assert_eq!(status(&done), 0, "{command:?}: {}", stderr_of(&done));
     }
 }
 
@@ -87,7 +90,7 @@ fn a_namespace_is_taken_literally() {
             given.extend(["--namespace", "a&ttl=1s"]);
         }
         let refused = output(&mut on("memory://"), &given);
-        assert!([64, 78].contains(&status(&refused)), "{given:?}: {}", said(&refused));
+        assert!([64, 78].contains(&status(&refused)), "{given:?}: {}", stderr_of(&refused));
     }
     let Some(server) = RedisServer::start() else { return };
     let kept = ["run", "--namespace", "shop", "k", "--", "sleep", "30"];
@@ -111,8 +114,8 @@ fn loads_know_the_variables_too() {
     assert_eq!(line[0]["ttl_ms"], 7_000, "{line:?}");
     for load in [&["sale"][..], &["bench", "lock"], &["bench", "handoff"]] {
         let refused = output(on("memory://").env("DLOCK_TTL", "nonsense"), load);
-        assert_eq!(status(&refused), 78, "{load:?}: {}", said(&refused));
-        assert!(said(&refused).contains("DLOCK_"), "{}", said(&refused));
+        assert_eq!(status(&refused), 78, "{load:?}: {}", stderr_of(&refused));
+        assert!(stderr_of(&refused).contains("DLOCK_"), "{}", stderr_of(&refused));
     }
 }
 
@@ -120,7 +123,7 @@ fn loads_know_the_variables_too() {
 fn the_command_line_replaces_the_variable_with_all_its_options() {
     let mut health = on("redis://127.0.0.1:1?password_file=/nowhere&ttl=nonsense");
     let well = output(&mut health, &["health", "--url", "memory://"]);
-    assert_eq!(status(&well), 0, "{}", said(&well));
+    assert_eq!(status(&well), 0, "{}", stderr_of(&well));
 }
 
 #[test]
@@ -130,11 +133,11 @@ fn bad_input_is_64_before_anything_is_asked() {
     for key in ["", &long, "a\tb"] {
         for command in ["show", "break", "inventory"] {
             let refused = output(&mut on(nobody), &[command, key]);
-            assert_eq!(status(&refused), 64, "{command} {key:?}: {}", said(&refused));
-            assert_eq!(said(&refused).lines().count(), 1, "{}", said(&refused));
+            assert_eq!(status(&refused), 64, "{command} {key:?}: {}", stderr_of(&refused));
+            assert_eq!(stderr_of(&refused).lines().count(), 1, "{}", stderr_of(&refused));
         }
         let refused = output(&mut on(nobody), &["run", key, "--", "true"]);
-        assert_eq!(status(&refused), 64, "run {key:?}: {}", said(&refused));
+        assert_eq!(status(&refused), 64, "run {key:?}: {}", stderr_of(&refused));
     }
     for wrong in [
         &["run", "--hold-at-least", "48h", "k", "--", "true"][..],
@@ -144,7 +147,7 @@ fn bad_input_is_64_before_anything_is_asked() {
         &["bench", "deduct", "--duration", "0s"],
     ] {
         let refused = output(&mut on(nobody), wrong);
-        assert_eq!(status(&refused), 64, "{wrong:?}: {}", said(&refused));
+        assert_eq!(status(&refused), 64, "{wrong:?}: {}", stderr_of(&refused));
     }
     // Without a URL it is looked for in the file of this machine.
     assert_eq!(status(&output(&mut dlock(), &["inventory", "sale"])), 1, "no inventory");
@@ -163,6 +166,6 @@ fn the_least_rights_are_enough_for_a_sale() {
     let url = format!("redis://least:secret@127.0.0.1:{}", server.port());
     for command in COMMANDS.iter().filter(|command| !command.contains(&"--peer")) {
         let done = output(&mut on(&url), command);
-        assert_eq!(status(&done), 0, "{command:?}: {}", said(&done));
+        assert_eq!(status(&done), 0, "{command:?}: {}", stderr_of(&done));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock_testkit::consul::ConsulServer;
-use support::{PROGRAM, json, on, output, printed, said, status, until};
+use support::{PROGRAM, json, on, output, printed, status, stderr_of, until};
 
 /// Looks from outside whether two programs are inside at the same time: each makes a
 /// directory that cannot be made twice.
@@ -142,8 +142,8 @@ fn each_sees_the_lock_of_the_other() {
     let held = server.command(&["lock", "-shell=false", "job", "sh", "-c", &script]);
     let mut child = holding(held, &detector.directory);
     let busy = output(&mut on(&server.url()), &["run", "--wait", "500ms", "job", "--", "true"]);
-    assert_eq!(status(&busy), 75, "{}", said(&busy));
-    assert!(said(&busy).contains("Consul lock for"), "{}", said(&busy));
+    assert_eq!(status(&busy), 75, "{}", stderr_of(&busy));
+    assert!(stderr_of(&busy).contains("Consul lock for"), "{}", stderr_of(&busy));
     let shown = json(&output(&mut on(&server.url()), &["show", "job", "--json"]));
     let name = shown[0]["holders"][0]["name"].as_str().unwrap_or_default();
     assert!(name.starts_with("Consul lock for"), "{shown:?}");
@@ -151,7 +151,7 @@ fn each_sees_the_lock_of_the_other() {
     assert!(listed.contains("job"), "{listed}");
     // It gives way to SIGTERM in order, and `dlock break` takes it from one that does not.
     let broken = output(&mut on(&server.url()), &["break", "job", "--yes"]);
-    assert_eq!(status(&broken), 0, "{}", said(&broken));
+    assert_eq!(status(&broken), 0, "{}", stderr_of(&broken));
     until("consul lock has noticed", || matches!(child.try_wait(), Ok(Some(_))));
     let _ = std::fs::remove_file(&ready);
 
@@ -165,7 +165,7 @@ fn each_sees_the_lock_of_the_other() {
     let _ = child.kill();
     let _ = child.wait();
     let killed = output(&mut on(&server.url()), &["ls", "--json"]);
-    assert_eq!(status(&killed), 0, "{}", said(&killed));
+    assert_eq!(status(&killed), 0, "{}", stderr_of(&killed));
     server.run(&["lock", "-try=20s", "-shell=false", "job", "true"]).expect("the lock");
 }
 
@@ -173,7 +173,7 @@ fn each_sees_the_lock_of_the_other() {
 fn health_and_bench_work() {
     let Some(server) = ConsulServer::start() else { return };
     let health = output(&mut on(&server.url()), &["health"]);
-    assert_eq!(status(&health), 0, "{}", said(&health));
+    assert_eq!(status(&health), 0, "{}", stderr_of(&health));
     let bench = output(&mut on(&server.url()), &["bench", "lock", "--duration", "1s", "--json"]);
-    assert_eq!(status(&bench), 0, "{}", said(&bench));
+    assert_eq!(status(&bench), 0, "{}", stderr_of(&bench));
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use dlock::{Dlock, State};
 use dlock_testkit::etcd::{EtcdCluster, EtcdServer};
-use support::{dlock, json, on, output, printed, said, status, until};
+use support::{dlock, json, on, output, printed, status, stderr_of, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_see_and_break_locks() {
@@ -39,7 +39,7 @@ fn a_program_runs_under_a_lock() {
     let Some(server) = EtcdServer::start() else { return };
     let script = ["run", "a/b", "--", "sh", "-c", "echo $DLOCK_KEY $DLOCK_TOKEN; exit 7"];
     let told = output(&mut on(&server.url()), &script);
-    assert_eq!(status(&told), 7, "{}", said(&told));
+    assert_eq!(status(&told), 7, "{}", stderr_of(&told));
     let token = printed(&told).trim().strip_prefix("a/b ").map(str::parse::<u64>);
     assert!(matches!(token, Some(Ok(1..))), "{token:?}");
     until("no lease is left", || server.leases().is_empty());
@@ -49,7 +49,7 @@ fn a_program_runs_under_a_lock() {
 fn health_is_a_probe_and_shows_the_members() {
     let Some(mut cluster) = EtcdCluster::start() else { return };
     let well = output(&mut on(&cluster.url()), &["health", "--json"]);
-    assert_eq!(status(&well), 0, "{}", said(&well));
+    assert_eq!(status(&well), 0, "{}", stderr_of(&well));
     let view = json(&well);
     let servers = view[0]["servers"].as_array().into_iter().flatten();
     let mut roles: Vec<_> = servers.filter_map(|it| it["role"].as_str()).collect();
@@ -65,7 +65,7 @@ fn locks_are_measured() {
     let Some(cluster) = EtcdCluster::start() else { return };
     let arguments = ["bench", "lock", "--duration", "500ms", "--tasks", "8", "--json"];
     let measured = output(&mut on(&cluster.url()), &arguments);
-    assert_eq!(status(&measured), 0, "{}", said(&measured));
+    assert_eq!(status(&measured), 0, "{}", stderr_of(&measured));
 }
 
 /// Stock is not kept in etcd, and the command says so.
@@ -74,7 +74,7 @@ fn stock_is_refused() {
     let Some(server) = EtcdServer::start() else { return };
     let refused = output(&mut on(&server.url()), &["inventory", "phone"]);
     assert_ne!(status(&refused), 0);
-    assert!(!said(&refused).contains("panicked"), "{}", said(&refused));
+    assert!(!stderr_of(&refused).contains("panicked"), "{}", stderr_of(&refused));
 }
 
 /// `dlock run NAME` and `etcdctl lock NAME` exclude each other, whoever is first.

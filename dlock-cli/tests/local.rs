@@ -4,7 +4,7 @@ mod support;
 
 use std::process::{Child, Command, Stdio};
 
-use support::{dlock, json, output, printed, said, status, until};
+use support::{dlock, json, output, printed, status, stderr_of, until};
 use tempfile::TempDir;
 
 fn local(state: &TempDir) -> Command {
@@ -27,16 +27,16 @@ fn holders(state: &TempDir) -> usize {
 fn a_program_runs_under_a_lock_of_this_machine() {
     let state = TempDir::new().expect("a directory");
     let nothing = output(&mut local(&state), &["ls"]);
-    assert_eq!(status(&nothing), 0, "{}", said(&nothing));
+    assert_eq!(status(&nothing), 0, "{}", stderr_of(&nothing));
     let done =
         output(&mut local(&state), &["run", "nightly", "--", "sh", "-c", "echo $DLOCK_TOKEN"]);
-    assert_eq!(status(&done), 0, "{}", said(&done));
+    assert_eq!(status(&done), 0, "{}", stderr_of(&done));
     assert!(printed(&done).trim().parse::<u64>().is_ok_and(|token| token > 0), "{done:?}");
 
     let mut holder = hold(&state, &[]);
     until("it is held", || holders(&state) == 1);
     let busy = output(&mut local(&state), &["run", "--wait", "0s", "nightly", "--", "true"]);
-    assert_eq!(status(&busy), 75, "{}", said(&busy));
+    assert_eq!(status(&busy), 75, "{}", stderr_of(&busy));
     holder.kill().expect("it is killed");
     holder.wait().expect("its end");
     let file = state.path().join("dlock/locks.db");
@@ -52,7 +52,7 @@ fn a_killed_holder_loses_its_lock() {
     holder.kill().expect("it is killed with SIGKILL");
     holder.wait().expect("its end");
     let next = output(&mut local(&state), &["run", "--wait", "20s", "nightly", "--", "true"]);
-    assert_eq!(status(&next), 0, "{}", said(&next));
+    assert_eq!(status(&next), 0, "{}", stderr_of(&next));
 }
 
 #[test]
@@ -62,19 +62,19 @@ fn the_tables_are_printed_or_made() {
     assert!(printed(&printed_schema).contains("CREATE TABLE IF NOT EXISTS dlock_lock"));
     let url = format!("sqlite://{}/own.db", state.path().display());
     let missing = output(&mut local(&state), &["ls", "--url", &url]);
-    assert_eq!(status(&missing), 78, "{}", said(&missing));
-    assert!(said(&missing).contains("dlock schema"), "{}", said(&missing));
+    assert_eq!(status(&missing), 78, "{}", stderr_of(&missing));
+    assert!(stderr_of(&missing).contains("dlock schema"), "{}", stderr_of(&missing));
     for _ in 0..2 {
         let made = output(&mut local(&state), &["schema", "--url", &url]);
-        assert_eq!(status(&made), 0, "{}", said(&made));
+        assert_eq!(status(&made), 0, "{}", stderr_of(&made));
     }
     assert_eq!(status(&output(&mut local(&state), &["ls", "--url", &url])), 0);
     let nowhere = format!("sqlite://{}/missing/locks.db", state.path().display());
     let nowhere = output(&mut local(&state), &["schema", "--url", &nowhere]);
-    assert_eq!(status(&nowhere), 78, "{}", said(&nowhere));
-    assert!(said(&nowhere).contains("/missing does not exist"), "{}", said(&nowhere));
+    assert_eq!(status(&nowhere), 78, "{}", stderr_of(&nowhere));
+    assert!(stderr_of(&nowhere).contains("/missing does not exist"), "{}", stderr_of(&nowhere));
     let none = output(&mut local(&state), &["schema", "--url", "memory://"]);
-    assert!(said(&none).contains("has no tables"), "{}", said(&none));
+    assert!(stderr_of(&none).contains("has no tables"), "{}", stderr_of(&none));
 }
 
 #[cfg(not(feature = "postgres"))]
@@ -82,5 +82,9 @@ fn the_tables_are_printed_or_made() {
 fn a_store_that_is_not_compiled_in_names_its_feature() {
     let state = TempDir::new().expect("a directory");
     let refused = output(&mut local(&state), &["ls", "--url", "postgres://localhost/shop"]);
-    assert!(said(&refused).contains("build with the feature `postgres`"), "{}", said(&refused));
+    assert!(
+        stderr_of(&refused).contains("build with the feature `postgres`"),
+        "{}",
+        stderr_of(&refused)
+    );
 }

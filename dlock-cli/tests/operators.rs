@@ -7,7 +7,7 @@ use dlock::{Dlock, State};
 use dlock_segment::{CreationId, Deduction, Inventory, Reservation};
 use dlock_testkit::redis::RedisServer;
 use dlock_testkit::topology::SentinelServers;
-use support::{dlock, json, on, output, printed, said, status};
+use support::{dlock, json, on, output, printed, status, stderr_of};
 
 async fn client(server: &RedisServer) -> Dlock {
     let client = Dlock::builder().url(&server.url()).client_name("shop-7");
@@ -76,7 +76,7 @@ async fn breaking_asks_first() {
     let unsure =
         output(on(&server.url()).stdin(std::process::Stdio::null()), &["break", "order:7"]);
     assert_eq!(status(&unsure), 1);
-    assert!(said(&unsure).contains("--yes"), "{}", said(&unsure));
+    assert!(stderr_of(&unsure).contains("--yes"), "{}", stderr_of(&unsure));
     assert_eq!(guard.state(), State::Held);
     let broken = json(&output(&mut on(&server.url()), &["break", "order:7", "--yes", "--json"]));
     assert_eq!(broken[0]["holders"], 1);
@@ -100,14 +100,14 @@ fn health_is_a_probe() {
     let down = output(&mut on(&server.url()), &["health", "--json"]);
     assert_eq!((status(&down), json(&down)[0]["ok"].as_bool()), (69, Some(false)));
     let down = output(&mut on(&server.url()), &["health"]);
-    assert_eq!((status(&down), said(&down).lines().count()), (69, 1), "{}", said(&down));
+    assert_eq!((status(&down), stderr_of(&down).lines().count()), (69, 1), "{}", stderr_of(&down));
 }
 
 #[test]
 fn health_shows_the_topology() {
     let Some(topology) = SentinelServers::with(2, 1) else { return };
     let well = output(&mut on(&topology.url()), &["health", "--json"]);
-    assert_eq!(status(&well), 0, "{}", said(&well));
+    assert_eq!(status(&well), 0, "{}", stderr_of(&well));
     let view = json(&well);
     let servers = view[0]["servers"].as_array().into_iter().flatten();
     let roles: Vec<_> = servers.filter_map(|it| it["role"].as_str()).collect();
@@ -137,7 +137,11 @@ async fn an_inventory_is_shown_and_audited() {
     assert!(shown.contains('█') && shown.contains("every unit is accounted for"), "{shown}");
     let missing = output(&mut on(&server.url()), &["stock", "nothing"]);
     assert_eq!(status(&missing), 1);
-    assert!(said(&missing).contains("there is no inventory `nothing`"), "{}", said(&missing));
+    assert!(
+        stderr_of(&missing).contains("there is no inventory `nothing`"),
+        "{}",
+        stderr_of(&missing)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -148,12 +152,12 @@ async fn an_inventory_is_created_once_and_opened_by_its_id() {
         output(&mut on(&server.url()), &[&["stock"], &terms[..]].concat())
     };
     let made = create("10");
-    assert_eq!(status(&made), 0, "{}", said(&made));
+    assert_eq!(status(&made), 0, "{}", stderr_of(&made));
     let id: CreationId = printed(&made).trim().parse().expect("the creation id alone");
     assert_eq!(printed(&create("10")), printed(&made), "once");
     let other = create("11");
     assert_eq!(status(&other), 1);
-    assert!(said(&other).contains("stock is 10, not 11"), "{}", said(&other));
+    assert!(stderr_of(&other).contains("stock is 10, not 11"), "{}", stderr_of(&other));
     let shop = client(&server).await;
     let sale = Inventory::open_created(&shop, "phone", id).await.expect("the sale");
     assert_eq!(sale.stock().await.expect("counts").available, 10);
@@ -182,24 +186,29 @@ async fn units_come_back_after_the_retention_and_are_written_off() {
     };
     let gone = inventory(&["refund", "order"]);
     assert_eq!(status(&gone), 1);
-    assert!(said(&gone).contains("receipt"), "{}", said(&gone));
+    assert!(stderr_of(&gone).contains("receipt"), "{}", stderr_of(&gone));
     for _ in 0..2 {
         let back =
             inventory(&["refund", "order", "--receipt", file, "--quantity", "1", "--id", "r"]);
-        assert_eq!((status(&back), printed(&back).trim()), (0, "gave back 1"), "{}", said(&back));
+        assert_eq!(
+            (status(&back), printed(&back).trim()),
+            (0, "gave back 1"),
+            "{}",
+            stderr_of(&back)
+        );
     }
     let back = inventory(&["refund", "order", "--receipt", file, "--damaged"]);
-    assert_eq!(printed(&back).trim(), "gave back as damaged 3", "{}", said(&back));
+    assert_eq!(printed(&back).trim(), "gave back as damaged 3", "{}", stderr_of(&back));
     let more = inventory(&["refund", "order", "--receipt", file, "--id", "more"]);
     assert_eq!(status(&more), 1);
-    assert!(said(&more).contains("has 0 left"), "{}", said(&more));
+    assert!(stderr_of(&more).contains("has 0 left"), "{}", stderr_of(&more));
     std::fs::remove_file(path).expect("the file is there");
     let off = inventory(&["write-off", "2", "--id", "damage"]);
-    assert_eq!(printed(&off).trim(), "wrote off 2", "{}", said(&off));
+    assert_eq!(printed(&off).trim(), "wrote off 2", "{}", stderr_of(&off));
     let off = inventory(&["write-off", "20", "--id", "more"]);
-    assert!(status(&off) == 1 && said(&off).contains("5 available"), "{}", said(&off));
+    assert!(status(&off) == 1 && stderr_of(&off).contains("5 available"), "{}", stderr_of(&off));
     let kept = inventory(&["retention", "3600", "--json"]);
-    assert_eq!(json(&kept)[0]["retention"], 3_600_000, "{}", said(&kept));
+    assert_eq!(json(&kept)[0]["retention"], 3_600_000, "{}", stderr_of(&kept));
     let shown = printed(&inventory(&[]));
     assert!(shown.contains("5 available") && shown.contains("5 written off"), "{shown}");
     assert!(shown.contains("every unit is accounted for"), "{shown}");
@@ -213,7 +222,7 @@ fn unread(arguments: &[&str]) -> (Option<i32>, String) {
         command.stderr(std::process::Stdio::piped()).spawn().expect("dlock can be run");
     drop(running.stdout.take());
     let done = running.wait_with_output().expect("its end");
-    (done.status.code(), said(&done))
+    (done.status.code(), stderr_of(&done))
 }
 
 #[test]
@@ -231,19 +240,23 @@ fn a_reader_that_goes_away_ends_it_quietly() {
     let full = std::fs::File::options().write(true).open("/dev/full").expect("a full device");
     let lost = on("memory://").arg("health").stdout(full).output().expect("dlock can be run");
     assert_eq!(status(&lost), 1);
-    assert!(said(&lost).contains("cannot be written"), "{}", said(&lost));
+    assert!(stderr_of(&lost).contains("cannot be written"), "{}", stderr_of(&lost));
 }
 
 #[test]
 fn errors_say_what_to_do() {
     let nowhere = output(&mut dlock(), &["inventory", "sale"]);
-    assert_eq!(status(&nowhere), 1, "{}", said(&nowhere));
-    assert!(said(&nowhere).contains("`dlock inventory NAME create`"), "{}", said(&nowhere));
+    assert_eq!(status(&nowhere), 1, "{}", stderr_of(&nowhere));
+    assert!(
+        stderr_of(&nowhere).contains("`dlock inventory NAME create`"),
+        "{}",
+        stderr_of(&nowhere)
+    );
     let wrong = output(&mut dlock(), &["ls", "--url", "zookeper://h"]);
     assert_eq!(status(&wrong), 78);
-    assert!(said(&wrong).contains("redis://"), "{}", said(&wrong));
+    assert!(stderr_of(&wrong).contains("redis://"), "{}", stderr_of(&wrong));
     let empty = output(&mut dlock(), &["show", "", "--url", "memory://"]);
-    assert_eq!(status(&empty), 64, "{}", said(&empty));
+    assert_eq!(status(&empty), 64, "{}", stderr_of(&empty));
     assert_eq!(status(&output(&mut dlock(), &["run", "k"])), 2, "no program");
     for command in ["sale", "run", "ls", "show", "break", "inventory", "watch", "bench", "health"] {
         let help = output(&mut dlock(), &[command, "--help"]);

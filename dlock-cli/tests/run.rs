@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use dlock::Dlock;
 use dlock_testkit::redis::RedisServer;
-use support::{PROGRAM, on, output, printed, said, status, until};
+use support::{PROGRAM, on, output, printed, status, stderr_of, until};
 
 /// Starts `dlock run` with a program that prints `ready`, and waits for that line.
 fn started(url: &str, arguments: &[&str]) -> Child {
@@ -37,7 +37,7 @@ fn the_program_knows_key_and_token_and_its_status_comes_back() {
         &mut on(&server.url()),
         &["run", "a key", "--", "sh", "-c", "echo $DLOCK_KEY $DLOCK_TOKEN; exit 7"],
     );
-    assert_eq!(status(&told), 7, "{}", said(&told));
+    assert_eq!(status(&told), 7, "{}", stderr_of(&told));
     let text = printed(&told);
     let token = text.trim().strip_prefix("a key ").expect("the key");
     let first: u64 = token.parse().expect("the token");
@@ -50,7 +50,7 @@ fn the_program_knows_key_and_token_and_its_status_comes_back() {
 
     let gone = output(&mut on(&server.url()), &["run", "k", "--", "no-such-program-here"]);
     assert_eq!(status(&gone), 127);
-    assert!(said(&gone).contains("no-such-program-here"), "{}", said(&gone));
+    assert!(stderr_of(&gone).contains("no-such-program-here"), "{}", stderr_of(&gone));
     assert_eq!(server.cli(&["--raw", "KEYS", "*}:l"]), "", "nothing is left");
 }
 
@@ -63,12 +63,12 @@ async fn busy_is_75_and_names_the_holder() {
     for wait in ["0s", "50ms"] {
         let busy = output(&mut on(&server.url()), &["run", "--wait", wait, "k", "--", "true"]);
         assert_eq!(status(&busy), 75);
-        assert!(said(&busy).contains("somebody"), "{}", said(&busy));
-        assert_eq!(said(&busy).lines().count(), 1, "{}", said(&busy));
+        assert!(stderr_of(&busy).contains("somebody"), "{}", stderr_of(&busy));
+        assert_eq!(stderr_of(&busy).lines().count(), 1, "{}", stderr_of(&busy));
     }
     drop(guard);
     let free = output(&mut on(&server.url()), &["run", "--wait", "30s", "k", "--", "true"]);
-    assert_eq!(status(&free), 0, "{}", said(&free));
+    assert_eq!(status(&free), 0, "{}", stderr_of(&free));
 }
 
 #[test]
@@ -221,10 +221,10 @@ fn a_job_does_not_run_again_too_soon() {
 fn a_server_that_is_not_there_is_69_without_secrets() {
     let url = "redis://user:hunter2@127.0.0.1:1";
     let run = output(&mut on(url), &["run", "k", "--", "true"]);
-    assert_eq!(status(&run), 69, "{}", said(&run));
-    assert!(!said(&run).contains("hunter2"), "{}", said(&run));
-    let lines = said(&run).lines().count();
-    assert!((1..=2).contains(&lines), "{}", said(&run));
+    assert_eq!(status(&run), 69, "{}", stderr_of(&run));
+    assert!(!stderr_of(&run).contains("hunter2"), "{}", stderr_of(&run));
+    let lines = stderr_of(&run).lines().count();
+    assert!((1..=2).contains(&lines), "{}", stderr_of(&run));
 }
 
 #[test]

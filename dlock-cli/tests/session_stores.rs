@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use support::{json, on, output, printed, said, status, until};
+use support::{json, on, output, printed, status, stderr_of, until};
 
 /// `dlock run` with a program that stays; returns when that runs.
 fn holder(url: &str, key: &str, ready: &Path) -> Child {
@@ -22,13 +22,14 @@ fn every_subcommand(url: &str) {
     let scheme = url.split(':').next().expect("a scheme");
     let ready = format!("{}/ready-{scheme}-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let run = |arguments: &[&str]| output(&mut on(url), arguments);
-    assert_eq!(status(&run(&["health"])), 0, "{}", said(&run(&["health"])));
+    assert_eq!(status(&run(&["health"])), 0, "{}", stderr_of(&run(&["health"])));
     let token = run(&["run", "job", "--", "sh", "-c", "echo $DLOCK_TOKEN"]);
-    let token: u64 = printed(&token).trim().parse().unwrap_or_else(|_| panic!("{}", said(&token)));
+    let token: u64 =
+        printed(&token).trim().parse().unwrap_or_else(|_| panic!("{}", stderr_of(&token)));
 
     let mut held = holder(url, "job", Path::new(&ready));
     let busy = run(&["run", "--wait", "300ms", "job", "--", "true"]);
-    assert_eq!(status(&busy), 75, "{}", said(&busy));
+    assert_eq!(status(&busy), 75, "{}", stderr_of(&busy));
     let listed = json(&run(&["ls", "--json"]));
     assert_eq!(listed.len(), 1, "{listed:?}");
     assert_eq!(listed[0]["key"], "job");
@@ -41,17 +42,17 @@ fn every_subcommand(url: &str) {
     assert_eq!(watched[1]["keys"][0]["key"], "job", "{watched:?}");
 
     let broken = run(&["break", "job", "--yes"]);
-    assert_eq!(status(&broken), 0, "{}", said(&broken));
+    assert_eq!(status(&broken), 0, "{}", stderr_of(&broken));
     assert_eq!(held.wait().expect("its status").code(), Some(76), "the lock was lost");
     let _ = std::fs::remove_file(&ready);
     let next = run(&["run", "--wait", "30s", "job", "--", "true"]);
-    assert_eq!(status(&next), 0, "{}", said(&next));
+    assert_eq!(status(&next), 0, "{}", stderr_of(&next));
 
     let bench = run(&["bench", "lock", "--duration", "1s", "--json"]);
-    assert_eq!(status(&bench), 0, "{}", said(&bench));
+    assert_eq!(status(&bench), 0, "{}", stderr_of(&bench));
     let stock = run(&["inventory", "phones"]);
     assert_ne!(status(&stock), 0);
-    assert!(said(&stock).contains("cannot keep an inventory"), "{}", said(&stock));
+    assert!(stderr_of(&stock).contains("cannot keep an inventory"), "{}", stderr_of(&stock));
     assert_ne!(status(&run(&["schema"])), 0);
     until("nothing is held", || json(&run(&["ls", "--json"])).is_empty());
 }

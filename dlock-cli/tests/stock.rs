@@ -5,17 +5,17 @@
 mod support;
 
 use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
-use support::{json, on, output, printed, said, status};
+use support::{json, on, output, printed, status, stderr_of};
 
 fn everything(url: &str) {
     let run = |arguments: &[&str]| {
         let done = output(&mut on(url), arguments);
-        assert_eq!(status(&done), 0, "{arguments:?}: {}", said(&done));
+        assert_eq!(status(&done), 0, "{arguments:?}: {}", stderr_of(&done));
         done
     };
     let missing = output(&mut on(url), &["inventory", "phone"]);
     assert_ne!(status(&missing), 0);
-    assert!(said(&missing).contains("dlock schema"), "{}", said(&missing));
+    assert!(stderr_of(&missing).contains("dlock schema"), "{}", stderr_of(&missing));
     run(&["schema"]);
 
     let create = ["create", "--stock", "10", "--segments", "2", "--per-buyer", "3"];

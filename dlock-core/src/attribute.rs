@@ -35,9 +35,9 @@ use crate::error::Error;
 /// # Ok(()) }).await }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot say that the lock was not acquired",
+    message = "the function returns `{Self}`, which cannot be made from a `dlock::Error`",
     label = "cannot carry a lock error",
-    note = "return a `Result<T, E>` with `E: From<dlock::Error>`: `dlock::Error`, an error type of yours that implements it, `Box<dyn std::error::Error + Send + Sync>` or `anyhow::Error`",
+    note = "return a `Result<T, E>` with `E: From<dlock::Error>`: `dlock::Error`, your own error type that implements it, `Box<dyn std::error::Error + Send + Sync>` or `anyhow::Error`",
     note = "or add `on_error = |error| ..` to the attribute, a closure that makes what the function returns; for a `Result<T, String>`, `on_error = |error| Err(error.to_string())`"
 )]
 pub trait Fallible {

@@ -95,14 +95,14 @@ mod tests {
             (ErrorKind::Unavailable, Operation::Acquire, 503, "WARN"),
             (ErrorKind::Overloaded, Operation::Acquire, 503, "WARN"),
         ] {
-            let error = Error::new(kind, operation).on(&key).saying("the true cause");
+            let error = Error::new(kind, operation).with_key(&key).with_message("the true cause");
             let (answered, logged) = answer(error);
             assert_eq!(answered, status, "{kind:?}");
             for words in [level, "dlock::http", "key=\"order:7\"", "the true cause"] {
                 assert!(logged.contains(words), "{kind:?}: {words} is not in {logged}");
             }
         }
-        let busy = Error::new(ErrorKind::TimedOut, Operation::Acquire).on(&key);
+        let busy = Error::new(ErrorKind::TimedOut, Operation::Acquire).with_key(&key);
         assert_eq!(answer(busy), (409, String::new()));
     }
 }

@@ -159,7 +159,7 @@ impl Claim {
     /// How long a place in the queue lasts if it is not requested again, and how long
     /// a grant from the queue lasts, from that request on, until it is confirmed: the
     /// ttl, but at most 3 s, so that the places of a dead process expire soon.
-    pub fn patience(&self) -> Duration {
+    pub fn queue_ttl(&self) -> Duration {
         self.ttl.min(MAX_PATIENCE)
     }
 }
@@ -173,8 +173,8 @@ pub struct Grant {
     pub count: u32,
 }
 
-/// How long what a session holds is certain to be held: an answer of a store whose locks
-/// live by the session of the client.
+/// How long the locks of a session are certain to be held. Backends whose locks belong to a
+/// session return it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionTerm {
     /// The moment when the session's last answered keep-alive was sent, by the clock of the
@@ -354,7 +354,7 @@ impl fmt::Display for LossReason {
 pub enum Request {
     /// Take the lock if it is free, else join the queue if the claim says so. The same
     /// owner gets the same grant again, with a new ttl; if it is in the queue, its place is
-    /// prolonged by the claim's [patience](Claim::patience).
+    /// prolonged by the claim's [queue ttl](Claim::queue_ttl).
     Acquire(Arc<Claim>),
     /// Prolong a lease by its ttl.
     Renew(Arc<Claim>),
@@ -402,10 +402,8 @@ impl Request {
     /// The answer when the backend gave none.
     pub(crate) fn unanswered(&self) -> Answer {
         let error = Error::new(ErrorKind::Unknown, self.operation());
-        self.failed(
-            error.saying(
-                "the backend did not answer in time; the change may or may not have been made",
-            ),
-        )
+        self.failed(error.with_message(
+            "the backend did not answer in time; the change may or may not have been made",
+        ))
     }
 }

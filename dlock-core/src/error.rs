@@ -125,7 +125,7 @@ impl Operation {
 /// How far the work under a lock got before the [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Body {
+pub enum BodyStatus {
     /// The work did not start.
     NotRun,
     /// The work was dropped at an await because the lock was lost. A write that it
@@ -148,7 +148,7 @@ struct Inner {
     key: Option<Key>,
     key_label: &'static str,
     detail: String,
-    body: Body,
+    body: BodyStatus,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
@@ -161,34 +161,34 @@ impl Error {
             key: None,
             key_label: "",
             detail: String::new(),
-            body: Body::NotRun,
+            body: BodyStatus::NotRun,
             source: None,
         }))
     }
 
     /// Makes the error of an option that cannot be used; the message says what to write.
     pub(crate) fn config(detail: impl Into<String>) -> Self {
-        Error::new(ErrorKind::Config, Operation::Configure).saying(detail)
+        Error::new(ErrorKind::Config, Operation::Configure).with_message(detail)
     }
 
     /// Sets the message: what happened and what to do. It must not contain secrets or
     /// the values of keys.
     #[must_use]
-    pub fn saying(mut self, detail: impl Into<String>) -> Self {
+    pub fn with_message(mut self, detail: impl Into<String>) -> Self {
         self.0.detail = detail.into();
         self
     }
 
     /// Sets the key that the error is about.
     #[must_use]
-    pub fn on(mut self, key: &Key) -> Self {
+    pub fn with_key(mut self, key: &Key) -> Self {
         self.0.key = Some(key.clone());
         self
     }
 
     /// Sets the error that caused this one.
     #[must_use]
-    pub fn because(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
+    pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.0.source = Some(Arc::new(source));
         self
     }
@@ -204,7 +204,7 @@ impl Error {
         feature = "zookeeper"
     ))]
     #[must_use]
-    pub(crate) fn during(mut self, operation: Operation) -> Self {
+    pub(crate) fn with_operation(mut self, operation: Operation) -> Self {
         self.0.operation = operation;
         self
     }
@@ -216,13 +216,13 @@ impl Error {
     }
 
     /// Sets how far the work under the lock got.
-    pub(crate) fn with_body(mut self, body: Body) -> Self {
+    pub(crate) fn with_body_status(mut self, body: BodyStatus) -> Self {
         self.0.body = body;
         self
     }
 
     /// How far the work under the lock got.
-    pub fn body(&self) -> Body {
+    pub fn body_status(&self) -> BodyStatus {
         self.0.body
     }
 

@@ -164,7 +164,7 @@ impl ClientExtension {
 
         self.backend().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, Operation::Inventory)
-                .saying("the backend is not Redis")
+                .with_message("the backend is not Redis")
         })
     }
 
@@ -185,7 +185,7 @@ impl ClientExtension {
 
         let database = self.database().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, Operation::Inventory)
-                .saying("the backend is not a SQL database")
+                .with_message("the backend is not a SQL database")
         })?;
         sql::run(database, job).await
     }
@@ -212,8 +212,10 @@ impl ClientExtension {
         use crate::error::{Error, ErrorKind, Operation};
 
         tokio::time::timeout(self.call_timeout, call).await.unwrap_or_else(|_| {
-            Err(Error::new(ErrorKind::Unknown, Operation::Inventory)
-                .saying(format!("no answer within {:?}; it may have happened", self.call_timeout)))
+            Err(Error::new(ErrorKind::Unknown, Operation::Inventory).with_message(format!(
+                "no answer within {:?}; the change may or may not have been made",
+                self.call_timeout
+            )))
         })
     }
 }

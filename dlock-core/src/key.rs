@@ -50,7 +50,7 @@ impl Key {
     fn checked(text: &str, template: &'static str) -> Result<Self, Error> {
         let fault = |what: String| {
             Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
-                .saying(what)
+                .with_message(what)
                 .with_key_label(template))
         };
         if text.is_empty() {
@@ -222,7 +222,7 @@ impl KeyWriter {
             None => Key::checked(&self.text, self.template),
             Some(placeholder) => Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
                 .with_key_label(self.template)
-                .saying(format!(
+                .with_message(format!(
                     "the value of `{{{placeholder}}}` is empty, so that all callers without one would share a lock; check the value before you lock"
                 ))),
         }

@@ -89,7 +89,7 @@ pub use backend::{Backend, Capabilities};
 pub use claim::{Holder, LossReason, Mode, ReleaseOutcome, Token};
 pub use client::{Dlock, DlockBuilder, Health, LocalHold, LocalState, LocalWait, global, init};
 pub use config::{Config, ConsulConfig, Eviction, MAX_TTL, Policy, SentinelConfig, SslMode};
-pub use error::{Body, Error, ErrorKind, Operation, Result};
+pub use error::{BodyStatus, Error, ErrorKind, Operation, Result};
 pub use fence::{Access, Fence};
 pub use key::{IntoKey, Key, MAX_KEY_BYTES};
 pub use observe::Event;

@@ -69,8 +69,8 @@ pub async fn lock_in<T: InTransaction>(tx: &mut T, key: impl IntoKey) -> Result<
     match tx.lock_row(&key, Wait::Default).await? {
         true => Ok(()),
         false => Err(Error::new(ErrorKind::TimedOut, Operation::Acquire)
-            .saying("the database gave up waiting for another transaction; roll back")
-            .on(&key)),
+            .with_message("the database gave up waiting for another transaction; roll back")
+            .with_key(&key)),
     }
 }
 

@@ -153,7 +153,7 @@ pub(crate) fn scoped() -> Option<Dlock> {
 
 fn other() -> Result<Dlock> {
     current().map(|scope| scope.other).ok_or_else(|| {
-        Error::new(ErrorKind::NoClient, Operation::Configure).saying(
+        Error::new(ErrorKind::NoClient, Operation::Configure).with_message(
             "force_busy and force_lost work only inside dlock::testing::scope(..); call them there",
         )
     })
@@ -208,9 +208,9 @@ pub async fn force_busy(key: impl IntoKey) -> Result<Guard> {
 pub async fn force_lost(key: impl IntoKey) -> Result<()> {
     let key = key.into_key()?;
     match other()?.break_lock(&key).await? {
-        0 => Err(Error::new(ErrorKind::Invalid, Operation::Break)
-            .on(&key)
-            .saying("nobody holds the key, so nobody can lose it; lock it before force_lost")),
+        0 => Err(Error::new(ErrorKind::Invalid, Operation::Break).with_key(&key).with_message(
+            "nobody holds the key, so nobody can lose it; lock it before force_lost",
+        )),
         _ => Ok(()),
     }
 }

@@ -43,7 +43,7 @@ const FOUND: u64 = 2_724_348_760;
 struct Heard(Mutex<Vec<(Owner, Notice)>>);
 
 impl Listener for Heard {
-    fn notice(&self, _: &Key, owner: Owner, notice: Notice) {
+    fn on_notice(&self, _: &Key, owner: Owner, notice: Notice) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((owner, notice));
     }
 }

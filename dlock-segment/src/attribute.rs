@@ -45,8 +45,8 @@ use crate::lock::{SegmentOutcome, SegmentedLock};
 /// # }).await }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot say that a segment is dry",
-    label = "neither done nor dry",
+    message = "`{Self}` in the return type does not implement `MayBeDry`",
+    label = "return a `SegmentOutcome` here",
     note = "return a `Result<SegmentOutcome<T>, E>` with `E: From<dlock::Error>`",
     note = "or a `SegmentOutcome<T>`, and add `on_error = |error| ..` to the attribute"
 )]

@@ -42,7 +42,7 @@ pub enum Error {
     /// Homes of the inventory cannot be reached. The others do not have what was asked for,
     /// so it is not known whether it is there: it may be sold out or not, the operation may
     /// exist or not. A request for units was not applied; a change of the settings reached the
-    /// other homes, and whoever looks next brings it to these.
+    /// other homes, and the next process that levels the homes brings it to these.
     OutOfReach {
         /// The homes that did not answer.
         homes: Vec<u32>,
@@ -123,7 +123,7 @@ impl fmt::Display for Error {
             }
             Error::OutOfReach { homes } => {
                 let homes: Vec<String> = homes.iter().map(u32::to_string).collect();
-                write!(f, "home {} of the inventory cannot be reached, and the others do not have it: the rest is out of reach; try again when the server is back", homes.join(", "))
+                write!(f, "home {} of the inventory cannot be reached, and the other homes alone cannot answer this request; it took no units; try again when the server is back", homes.join(", "))
             }
             Error::Store(error) => write!(f, "the store cannot be used: {error}"),
         }

@@ -29,14 +29,14 @@ pub use inventory::{
     Audit, Confirmation, CreationId, DeductRequest, Deduction, Difference, DifferenceKind,
     Disagreement, Health, Hold, HoldState, Inventory, InventoryBuilder, JournalCursor,
     LeaseBuilder, LeaseTotals, LeasedDeduction, LeasedUnits, MAX_EPOCHS, MAX_ID_BYTES,
-    MAX_QUANTITY, Order, OrderState, Receipt, Reconciliation, Refund, RefundRequest, Reservation,
-    ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, Stock, WriteOff,
-    WriteOffRequest,
+    MAX_QUANTITY, OrderState, Receipt, Reconciliation, Refund, RefundRequest, Reservation,
+    ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, ShopOrder, Stock,
+    WriteOff, WriteOffRequest,
 };
-pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentedLock, Segments, Share};
+pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentShare, SegmentedLock, Segments};
 #[doc(hidden)]
 pub use planted_bug::{Bug, PlantedBug};
-pub use store::{Counts, Durability, Effect, Entry};
+pub use store::{Counts, Durability, Effect, JournalEntry};
 
 #[cfg(feature = "macros")]
 pub use dlock_macros::segmented_lock;

@@ -53,8 +53,8 @@ pub async fn deduct_in<T: InTransaction>(
 /// database: from one that no other transaction has locked and that has enough. So many
 /// transactions can buy at the same time, each with an inventory of its own.
 ///
-/// One that is locked may have units, too: "sold out" is answered only after it was waited
-/// for each of them. The receipt says by its creation id from which one the units are.
+/// An inventory that is locked may have units, too: "sold out" is returned only after waiting
+/// for each of them. The creation id in the receipt says which inventory the units are from.
 ///
 /// ```
 /// # #[cfg(feature = "postgres")]

@@ -161,7 +161,7 @@ async fn a_stopped_server_does_not_outlast_the_deadline() {
     ends_in_time("confirm", reservation.confirm()).await;
     ends_in_time("cancel", reservation.cancel()).await;
     ends_in_time("extend", reservation.extend(DEADLINE)).await;
-    ends_in_time("look", reservation.look()).await;
+    ends_in_time("get", reservation.get()).await;
     ends_in_time("refund", sale.refund("bought").deadline(DEADLINE).send()).await;
     ends_in_time("write-off", sale.write_off(1).operation("w").deadline(DEADLINE).send()).await;
     ends_in_time("restock", sale.restock(5).operation("s").deadline(DEADLINE).send()).await;

@@ -136,7 +136,7 @@ async fn row_08_cancel_races_expiry() {
             _ => Ok(state_of(one.confirm().await)),
         };
         let (first, second) = tokio::join!(settle(number), two.cancel());
-        let last = one.look().await.unwrap().state;
+        let last = one.get().await.unwrap().state;
         assert_eq!((first.unwrap(), second.unwrap()), (last, last), "one winner");
         assert_ne!(last, HoldState::Open);
     }
@@ -234,7 +234,7 @@ async fn persistence_is_reported() {
     let health = sale.health().await;
     assert_eq!(health.durability.append_only, Some(true));
     assert_eq!(health.durability.fsync.as_deref(), Some("everysec"));
-    assert_eq!(health.at_risk(), Some("about a second of effects"));
+    assert_eq!(health.at_risk(), Some("a crash may lose about the last second of changes"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -390,7 +390,7 @@ async fn an_unreadable_record_concerns_its_operation_alone() {
         server.cli(&["HSET", &held, &id, record]);
         server.cli(&["ZADD", &held.replace(":ih", ":ix"), "1", &id]);
         for result in [
-            sale.reservation(&id).look().await.map(drop),
+            sale.reservation(&id).get().await.map(drop),
             sale.reservation(&id).confirm().await.map(drop),
             sale.refund(&id).send().await.map(drop),
             sale.deduct(1).operation(&id).send().await.map(drop),

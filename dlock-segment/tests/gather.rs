@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::Place;
 use dlock::{Error, ErrorKind, testing};
-use dlock_segment::{Segment, SegmentOutcome, SegmentedLock, Share};
+use dlock_segment::{Segment, SegmentOutcome, SegmentShare, SegmentedLock};
 use tokio::sync::Barrier;
 
 on_both_stores!(
@@ -49,7 +49,7 @@ impl Columns {
     }
 
     /// Reads, thinks, writes: only the locks keep others out.
-    async fn take(&self, shares: &[Share]) -> Result<u64, Error> {
+    async fn take(&self, shares: &[SegmentShare]) -> Result<u64, Error> {
         let columns: Vec<_> = shares.iter().map(|share| &self.0[share.segment.index()]).collect();
         for column in &columns {
             assert_eq!(column.inside.fetch_add(1, Ordering::SeqCst), 0, "two in one segment");
@@ -253,7 +253,7 @@ async fn thin_segments_are_merged(place: Place) {
                 let columns = &columns;
                 async move { columns.available(&segment).await }
             };
-            let body = |from: Vec<Share>, into: Share| {
+            let body = |from: Vec<SegmentShare>, into: SegmentShare| {
                 let columns = &columns;
                 async move {
                     let moved = columns.take(&from).await?;

@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Place, clean_audit, counts, held, taken};
-use dlock_segment::{DifferenceKind, Inventory, Order, OrderState, Reconciliation};
+use dlock_segment::{DifferenceKind, Inventory, OrderState, Reconciliation, ShopOrder};
 use futures_util::stream;
 
 on_all_stores!(
@@ -22,11 +22,11 @@ async fn on_databases() {
     common::databases::on_each(trials).await;
 }
 
-fn order(id: &str, quantity: u64, state: OrderState, buyer: &str) -> Order {
-    Order { operation: id.into(), quantity, state, buyer: Some(buyer.into()), at: None }
+fn order(id: &str, quantity: u64, state: OrderState, buyer: &str) -> ShopOrder {
+    ShopOrder { operation: id.into(), quantity, state, buyer: Some(buyer.into()), at: None }
 }
 
-async fn reconcile(sale: &Inventory, orders: &[Order], apply: bool) -> Reconciliation {
+async fn reconcile(sale: &Inventory, orders: &[ShopOrder], apply: bool) -> Reconciliation {
     sale.reconcile(stream::iter(orders.to_vec()), apply).await.unwrap()
 }
 
@@ -95,7 +95,7 @@ async fn a_sale_is_rebuilt_after_a_total_loss(mut place: Place) {
     for number in 0..12 {
         let id = format!("o-{number}");
         taken(sale.deduct(3).operation(&id).send().await.unwrap());
-        orders.push(Order { buyer: None, ..order(&id, 3, OrderState::Sold, "") });
+        orders.push(ShopOrder { buyer: None, ..order(&id, 3, OrderState::Sold, "") });
     }
     place.lose_everything().await;
     drop(sale);
@@ -108,7 +108,7 @@ async fn a_sale_is_rebuilt_after_a_total_loss(mut place: Place) {
     taken(sale.deduct(3).operation("o-7").send().await.unwrap());
     assert_eq!(counts(&sale).await, (4, 0, 36));
     // More was sold than there is: that is said, and not hidden.
-    orders.push(Order { buyer: None, ..order("too-much", 5, OrderState::Sold, "") });
+    orders.push(ShopOrder { buyer: None, ..order("too-much", 5, OrderState::Sold, "") });
     let report = reconcile(&sale, &orders, true).await;
     assert_eq!((report.different, report.corrected), (1, 0));
     assert!(report.differences[0].why_not.as_ref().unwrap().contains("only 4"), "{report:#?}");
@@ -118,7 +118,8 @@ async fn a_sale_is_rebuilt_after_a_total_loss(mut place: Place) {
 async fn what_is_too_old_is_compared_by_its_sum(place: Place) {
     let sale = place.builder("sale").stock(30).retention(Duration::from_millis(20));
     let sale = sale.create().await.unwrap();
-    let orders = ["a", "b"].map(|id| Order { buyer: None, ..order(id, 2, OrderState::Sold, "") });
+    let orders =
+        ["a", "b"].map(|id| ShopOrder { buyer: None, ..order(id, 2, OrderState::Sold, "") });
     for order in &orders {
         taken(sale.deduct(2).operation(&order.operation).send().await.unwrap());
     }
@@ -134,7 +135,7 @@ async fn what_is_too_old_is_compared_by_its_sum(place: Place) {
     // One that is not so old must be on record.
     let now = sale.stock().await.unwrap().now;
     sale.retention(Duration::from_secs(3_600)).await.unwrap();
-    let lost = Order { at: Some(now), ..order("lost", 1, OrderState::Sold, "u") };
+    let lost = ShopOrder { at: Some(now), ..order("lost", 1, OrderState::Sold, "u") };
     let report = reconcile(&sale, &[&orders[..], &[lost]].concat(), true).await;
     assert_eq!((report.corrected, report.too_old), (1, 2), "{report:#?}");
     assert_eq!(counts(&sale).await, (25, 0, 5));

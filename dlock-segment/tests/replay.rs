@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::{Place, clean_audit, counts, eventually, refunded};
 use dlock::Dlock;
-use dlock_segment::{Effect, Entry, Error, HoldState, Inventory, Resolved};
+use dlock_segment::{Effect, Error, HoldState, Inventory, JournalEntry, Resolved};
 use dlock_testkit::proxy::{Once, Proxy};
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -136,8 +136,8 @@ async fn journalled(dlock: &Dlock) -> Inventory {
     sale.journal(1_000_000).create().await.expect("a sale")
 }
 
-async fn entries(sale: &Inventory) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = Vec::new();
+async fn entries(sale: &Inventory) -> Vec<JournalEntry> {
+    let mut entries: Vec<JournalEntry> = Vec::new();
     loop {
         let after = entries.last().map_or(0, |last| last.sequence);
         let more = sale.journal(after).await.expect("the journal");

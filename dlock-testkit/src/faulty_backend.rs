@@ -72,7 +72,7 @@ pub struct FaultyBackend<B> {
     /// driver thread, and each call takes this long.
     latency: Option<Duration>,
     /// How many calls share a round trip.
-    combines: usize,
+    max_batch: usize,
 }
 
 impl<B: Backend> FaultyBackend<B> {
@@ -80,8 +80,8 @@ impl<B: Backend> FaultyBackend<B> {
     pub fn new(inner: B) -> (Self, FaultControl) {
         let mode = Arc::new(Mutex::new(FaultMode::Healthy));
         let control = FaultControl { mode, calls: Arc::default(), link: None };
-        let combines = inner.capabilities().combines;
-        (FaultyBackend { inner, control: control.clone(), latency: None, combines }, control)
+        let max_batch = inner.capabilities().max_batch;
+        (FaultyBackend { inner, control: control.clone(), latency: None, max_batch }, control)
     }
 
     /// Wraps a backend as if it were on another machine, with this latency.
@@ -91,8 +91,8 @@ impl<B: Backend> FaultyBackend<B> {
     }
 
     /// Lets so many calls share a round trip.
-    pub fn combining(self, combines: usize) -> Self {
-        FaultyBackend { combines, ..self }
+    pub fn with_max_batch(self, max_batch: usize) -> Self {
+        FaultyBackend { max_batch, ..self }
     }
 
     fn faulty<'a, T: Send + Unpin + 'a>(
@@ -102,7 +102,7 @@ impl<B: Backend> FaultyBackend<B> {
         failed: impl Fn(Error) -> T + Send + 'a,
     ) -> Call<'a, T> {
         self.control.calls.fetch_add(1, Ordering::Relaxed);
-        let error = move |kind| Error::new(kind, operation).saying("injected by the test");
+        let error = move |kind| Error::new(kind, operation).with_message("injected by the test");
         let mode = self.control.get();
         let latency = self.latency.or(self.inner.capabilities().remote.then_some(Duration::ZERO));
         let Some(latency) = latency else {
@@ -137,7 +137,7 @@ impl<B: Backend> Backend for FaultyBackend<B> {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.inner.capabilities();
         capabilities.remote |= self.latency.is_some();
-        capabilities.combines = self.combines;
+        capabilities.max_batch = self.max_batch;
         capabilities
     }
 

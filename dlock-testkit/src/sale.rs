@@ -326,7 +326,7 @@ async fn checked_audit(sale: &Inventory, soak: Soak) -> Audit {
     let audit = until_known("the audit", || sale.audit()).await;
     // What a home lost is named, and so are leased units that were reported too late; anything
     // else is wrong.
-    let is_loss = |what: &str| what.contains("went back from") || what.contains("lost the sending");
+    let is_loss = |what: &str| what.contains("lost data: it") || what.contains("lost the sending");
     let is_debt = |what: &str| what.starts_with("a debt") || what.contains(": a debt");
     let is_named = |what: &str| match soak.mix {
         Mix::Leased if is_debt(what) => true,

@@ -51,7 +51,7 @@ pub(crate) fn printed(output: &Output) -> String {
 }
 
 /// What the program printed on standard error.
-pub(crate) fn said(output: &Output) -> String {
+pub(crate) fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 

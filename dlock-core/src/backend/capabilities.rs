@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::config::{MAX_TTL, MIN_TTL};
 
-/// With the time below: a hot lock is handed over often enough to hide the network,
-/// and other processes wait some milliseconds at most.
+/// Together with `MAX_HANDOVER_TIME`: a contended lock is handed over often enough to hide
+/// the network latency, and other processes wait some milliseconds at most.
 const MAX_HANDOVERS: u32 = 64;
 const MAX_HANDOVER_TIME: Duration = Duration::from_millis(5);
 
@@ -35,10 +35,10 @@ pub struct Capabilities {
     /// under way counts as not answered. It is made while the client has a lock of its
     /// own, so it must not use the client, nor wait for a thread that does.
     pub remote: bool,
-    /// How many calls [`Backend::call`](super::Backend::call) makes in one round trip; 1 if it is of
-    /// no use.
-    pub combines: usize,
-    /// How many batches of combined calls are in flight in each lane.
+    /// The largest number of calls in one round trip of
+    /// [`Backend::call`](super::Backend::call); 1 if batching does not help.
+    pub max_batch: usize,
+    /// How many batches of combined calls are in flight in each partition.
     pub in_flight: usize,
     /// The ttl that locks can have.
     pub ttl: TtlSupport,
@@ -86,7 +86,7 @@ impl TtlSupport {
         (wanted <= max).then(|| wanted.max(min))
     }
 
-    /// The ttl that can be had and is nearest to this one.
+    /// The supported ttl that is nearest to this one.
     pub fn nearest(self, wanted: Duration) -> Duration {
         match self {
             TtlSupport::PerLock { min, max } => wanted.clamp(min, max),
@@ -94,7 +94,7 @@ impl TtlSupport {
         }
     }
 
-    /// Why a longer ttl than can be had is refused.
+    /// Why a ttl that is longer than supported is refused.
     pub(crate) fn refusal(self, backend: &str, wanted: Duration) -> String {
         let wanted = humantime::format_duration(wanted);
         match self {
@@ -122,7 +122,7 @@ impl Capabilities {
             operators: true,
             waiters: true,
             remote: true,
-            combines: 1,
+            max_batch: 1,
             in_flight: IN_FLIGHT,
             ttl: TtlSupport::ANY,
             max_handovers: MAX_HANDOVERS,

@@ -73,9 +73,9 @@ impl<S: Send + Sync + 'static> CurrentSession<S> {
         });
         let ended = |_| {
             Error::new(ErrorKind::Unavailable, operation)
-                .saying("the driver ended before the store answered")
+                .with_message("the driver ended before the store answered")
         };
-        opened.await.map_err(ended)?.map_err(|error| error.during(operation))
+        opened.await.map_err(ended)?.map_err(|error| error.with_operation(operation))
     }
 }
 
@@ -83,5 +83,5 @@ impl<S: Send + Sync + 'static> CurrentSession<S> {
 struct NoListener;
 
 impl Listener for NoListener {
-    fn notice(&self, _: &Key, _: Owner, _: Notice) {}
+    fn on_notice(&self, _: &Key, _: Owner, _: Notice) {}
 }

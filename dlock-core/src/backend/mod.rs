@@ -1,4 +1,4 @@
-//! What a backend must do, said once for all of them.
+//! The trait that a backend implements, and the types that it uses.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -55,12 +55,12 @@ impl<'a, T> Call<'a, T> {
         Call(State::UnderWay(Box::pin(future)))
     }
 
-    /// A call whose answer is there.
+    /// A call that is already answered.
     pub fn answered(answer: T) -> Self {
         Call(State::Answered(Some(answer)))
     }
 
-    /// The answer if it is there.
+    /// The answer, if the call is already answered.
     pub(crate) fn now(self) -> Option<T> {
         match self.0 {
             State::Answered(answer) => answer,
@@ -89,17 +89,18 @@ impl<T> std::fmt::Debug for Call<'_, T> {
 /// Where a backend delivers its notices.
 pub trait Listener: Send + Sync {
     /// Something happened to the claim of this owner on this key. Must not block.
-    fn notice(&self, key: &Key, owner: Owner, notice: Notice);
+    fn on_notice(&self, key: &Key, owner: Owner, notice: Notice);
 
-    /// The store was lost sight of and found again, perhaps without what was written last:
+    /// The connection to the store was restored. The store may have lost its latest writes:
     /// every lease is renewed and every waiting claim asks again now, not when it is due.
     /// Must not block.
-    fn reconnected(&self) {}
+    fn on_reconnected(&self) {}
 
     /// The client's session ended, and with it all locks and places in queues: every guard
-    /// is told so at once ([`LossReason::SessionLost`](crate::LossReason::SessionLost)), and
-    /// who waits asks again. To be called before a new session is used. Must not block.
-    fn session_lost(&self) {}
+    /// is notified at once ([`LossReason::SessionLost`](crate::LossReason::SessionLost)), and
+    /// every waiting claim asks again. Must be called before a new session is used, and must
+    /// not block.
+    fn on_session_lost(&self) {}
 }
 
 /// Calls that leave together, and where their answers go. Dropping it means that no
@@ -108,7 +109,7 @@ pub trait Batch: Send {
     /// The calls.
     fn requests(&self) -> &[Request];
 
-    /// How long there is until the answers are too late.
+    /// The time that is left before the answers are too late.
     fn time_left(&self) -> Duration;
 
     /// Takes one answer for each call, in order. A call whose answer is missing may or
@@ -136,10 +137,11 @@ pub trait Backend: Send + Sync + 'static {
     /// [`Holder::client`]) and where its notices go.
     fn open(&self, client: u64, listener: Weak<dyn Listener>);
 
-    /// Makes calls that are due at the same time, at most as many as the backend
-    /// [combines](Capabilities::combines); one answer each, in order, and one's
-    /// failure is no other's. A [`Request`] says what each must do. To a backend that does
-    /// not combine, an acquire or a release comes alone, and renewals come together.
+    /// Makes calls that are due at the same time, at most
+    /// [`Capabilities::max_batch`] of them. Returns one answer for each call, in
+    /// order. The failure of one call does not affect the others. A [`Request`] says what each
+    /// call must do. To a backend that does not combine, an acquire or a release comes alone,
+    /// and renewals come together.
     fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>>;
 
     /// Sends calls at once, from the thread that makes them, and without waiting. A
@@ -153,21 +155,21 @@ pub trait Backend: Send + Sync + 'static {
         Err(batch)
     }
 
-    /// How many lanes there are for combined calls, for example one for each server:
-    /// calls of different lanes do not wait for each other, nor share a time-out.
-    fn lanes(&self) -> usize {
+    /// How many partitions there are for combined calls, for example one for each server:
+    /// calls of different partitions do not wait for each other, nor share a time-out.
+    fn partitions(&self) -> usize {
         1
     }
 
-    /// The lane of a call.
-    fn lane(&self, _request: &Request) -> usize {
+    /// The partition of a call.
+    fn partition_of(&self, _request: &Request) -> usize {
         0
     }
 
     /// The answer of a backend that is not [remote](Capabilities::remote): at once.
     /// The moment is now, by tokio's clock.
     #[doc(hidden)]
-    fn in_place(&self, request: &Request, _now: Moment) -> Answer {
+    fn call_now(&self, request: &Request, _now: Moment) -> Answer {
         let answers = self.call(std::slice::from_ref(request)).now();
         let answer = answers.and_then(|answers| answers.into_iter().next());
         answer.unwrap_or_else(|| request.unanswered())
@@ -191,25 +193,26 @@ pub trait Backend: Send + Sync + 'static {
     /// [`Capabilities::operators`] must be false.
     fn break_lock<'a>(&'a self, key: &'a Key, _how: &'a Break) -> Call<'a, Result<usize>> {
         let name = self.capabilities().name;
-        Call::answered(Err(unsupported(name, Operation::Break).on(key)))
+        Call::answered(Err(unsupported(name, Operation::Break).with_key(key)))
     }
 
     /// Whether the backend answers.
     fn ping(&self) -> Call<'_, Result<()>>;
 
-    /// The servers behind the backend, for operators. Without an implementation there are
-    /// none to tell of.
+    /// The servers behind the backend, for operators. The default returns none.
     fn servers(&self) -> Call<'_, Result<Vec<ServerState>>> {
         Call::answered(Ok(Vec::new()))
     }
 
-    /// Nobody uses the client any more, and what it owed was released: a session ends now,
-    /// and not when its time is over. There is little time for it.
+    /// Called at the end of `shutdown()` if no guard is held, and when the last client was
+    /// dropped and its releases were sent. A backend with a session ends the session here,
+    /// instead of leaving it until it expires. It must return quickly (100 ms).
     fn close(&self) -> Call<'_, ()> {
         Call::answered(())
     }
 
-    /// Itself, for crates built beside the lock that know this backend.
+    /// This backend as `Any`, so that extension crates such as `dlock-segment` can downcast
+    /// it.
     #[doc(hidden)]
     fn as_any(&self) -> Option<&dyn std::any::Any> {
         None
@@ -224,7 +227,7 @@ pub(crate) fn unsupported(backend: &str, operation: Operation) -> Error {
         _ => "do this",
     };
     Error::new(ErrorKind::Unsupported, operation)
-        .saying(format!("the backend {backend}:// cannot {ability}"))
+        .with_message(format!("the backend {backend}:// cannot {ability}"))
 }
 
 /// A backend whose type is not known, or need not be.
@@ -249,16 +252,16 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         (**self).submit(batch)
     }
 
-    fn lanes(&self) -> usize {
-        (**self).lanes()
+    fn partitions(&self) -> usize {
+        (**self).partitions()
     }
 
-    fn lane(&self, request: &Request) -> usize {
-        (**self).lane(request)
+    fn partition_of(&self, request: &Request) -> usize {
+        (**self).partition_of(request)
     }
 
-    fn in_place(&self, request: &Request, now: Moment) -> Answer {
-        (**self).in_place(request, now)
+    fn call_now(&self, request: &Request, now: Moment) -> Answer {
+        (**self).call_now(request, now)
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Dlock, Handle};
 #[cfg(feature = "redis")]
-use crate::backend::redis::{Credentials, Given, Provider};
+use crate::backend::redis::{Credentials, Provider, UserConnection};
 use crate::backend::{Backend, Capabilities};
 use crate::claim::Holder;
 use crate::config::{Config, Settings};
@@ -37,7 +37,7 @@ pub struct DlockBuilder {
     config: Result<Config>,
     backend: Option<Arc<dyn Backend>>,
     #[cfg(feature = "redis")]
-    redis: Option<Given>,
+    redis: Option<UserConnection>,
     #[cfg(feature = "redis")]
     credentials: Option<Provider>,
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -62,8 +62,8 @@ impl DlockBuilder {
         }
     }
 
-    /// Adds what this configuration says. It wins over what was said before, option by
-    /// option, and leaves alone what it does not say.
+    /// Merges this configuration. Options that are set in it override earlier values;
+    /// options that are not set keep them.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -78,7 +78,7 @@ impl DlockBuilder {
     /// ```
     #[must_use]
     pub fn config(self, config: Config) -> Self {
-        self.put(|said| said.merge(config))
+        self.put(|own| own.merge(config))
     }
 
     /// Sets the URL of the backend; its query may set other options.
@@ -127,7 +127,7 @@ impl DlockBuilder {
         })
     }
 
-    /// Sets how long a broken lock stays taken, so that its holder hears of it before
+    /// Sets how long a broken lock stays taken, so that its holder is notified before
     /// somebody else is let in.
     #[must_use]
     pub fn break_delay(self, delay: Duration) -> Self {
@@ -153,8 +153,9 @@ impl DlockBuilder {
     }
 
     /// Keeps locks as another program does, so that both exclude each other: `redisson` at
-    /// a `redis://` URL; `mutex`, `rwlock` or `kazoo` at a `zookeeper://` URL. The same as
-    /// `layout` in the URL; docs/interop.md says who shares what.
+    /// a `redis://` URL; `mutex`, `rwlock` or `kazoo` at a `zookeeper://` URL; `consul-lock`
+    /// or `lock-key` at a `consul://` URL. The same as `layout` in the URL; docs/interop.md
+    /// lists which programs share which locks.
     #[must_use]
     pub fn layout(self, layout: impl Into<String>) -> Self {
         self.put(|config| config.layout = Some(layout.into()))
@@ -173,7 +174,7 @@ impl DlockBuilder {
     #[cfg(feature = "redis")]
     #[must_use]
     pub fn redis(mut self, client: redis::Client) -> Self {
-        self.redis = Some(Given::Client(client));
+        self.redis = Some(UserConnection::Client(client));
         self
     }
 
@@ -191,7 +192,7 @@ impl DlockBuilder {
         client: redis::Client,
         manager: redis::aio::ConnectionManager,
     ) -> Self {
-        self.redis = Some(Given::Manager(client, manager));
+        self.redis = Some(UserConnection::Manager(client, manager));
         self
     }
 
@@ -204,7 +205,7 @@ impl DlockBuilder {
     #[cfg(feature = "redis")]
     #[must_use]
     pub fn redis_sentinel(mut self, client: redis::sentinel::SentinelClient) -> Self {
-        self.redis = Some(Given::Sentinel(Arc::new(tokio::sync::Mutex::new(client))));
+        self.redis = Some(UserConnection::Sentinel(Arc::new(tokio::sync::Mutex::new(client))));
         self
     }
 
@@ -238,8 +239,8 @@ impl DlockBuilder {
             Box::pin(async move {
                 asked.await.map_err(|error| {
                     Error::new(crate::ErrorKind::Unavailable, crate::Operation::Connect)
-                        .saying("the provider of Redis credentials failed; it is called again with the next connection")
-                        .because(error)
+                        .with_message("the provider of Redis credentials failed; it is called again with the next connection")
+                        .with_source(error)
                 })
             })
         }));
@@ -308,9 +309,9 @@ impl DlockBuilder {
     }
 
     fn make(self) -> Result<Dlock> {
-        let said = self.config?;
-        let ttl_is_said = said.ttl.is_some();
-        let mut config = Settings::from(said);
+        let given = self.config?;
+        let ttl_is_set = given.ttl.is_some();
+        let mut config = Settings::from(given);
         config.check()?;
         let backend = match self.backend {
             Some(backend) => backend,
@@ -326,7 +327,7 @@ impl DlockBuilder {
             None => config.backend()?,
         };
         let capabilities = backend.capabilities();
-        config.ttl = honoured_ttl(&capabilities, config.ttl, ttl_is_said)?;
+        config.ttl = honoured_ttl(&capabilities, config.ttl, ttl_is_set)?;
         let holder = Arc::new(this_process(config.client_name.clone()));
         let observer = Observer::new(self.hook);
         let core = Core::start(
@@ -375,12 +376,12 @@ fn honoured_ttl(capabilities: &Capabilities, ttl: Duration, is_said: bool) -> Re
 /// credentials.
 #[cfg(feature = "redis")]
 fn redis(
-    given: Option<Given>,
+    connection: Option<UserConnection>,
     credentials: Option<Provider>,
     config: &Settings,
 ) -> Result<Arc<dyn Backend>> {
-    match (given, credentials) {
-        (Some(given), _) => config.redis_given(given),
+    match (connection, credentials) {
+        (Some(connection), _) => config.redis_over(connection),
         (None, Some(credentials)) => config.redis_with(credentials),
         (None, None) => config.backend(),
     }

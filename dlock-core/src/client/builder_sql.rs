@@ -19,7 +19,7 @@ impl DlockBuilder {
     }
 
     /// Uses the database of this pool instead of the URL's. dlock opens two connections of
-    /// its own with the options of the pool, and a third one to hear of hand-overs, with
+    /// its own with the options of the pool, and a third one to be notified of hand-overs, with
     /// the time-outs and the thread that locks need; it takes none from the pool.
     ///
     /// ```

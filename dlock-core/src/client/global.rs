@@ -35,7 +35,7 @@ pub fn init(dlock: Dlock) -> Result<()> {
 /// `NoClient` if there is neither.
 pub fn global() -> Result<Dlock> {
     crate::testing::scoped().or_else(|| GLOBAL.get().cloned()).ok_or_else(|| {
-        Error::new(ErrorKind::NoClient, Operation::Configure).saying(
+        Error::new(ErrorKind::NoClient, Operation::Configure).with_message(
             "there is no global client; call dlock::init(Dlock::connect(url).await?) when the program starts, or run a test inside dlock::testing::scope(..)",
         )
     })

@@ -80,10 +80,10 @@ impl Dlock {
 
 impl LocalState {
     fn add(&mut self, now: Moment, snapshot: TicketSnapshot) {
-        let TicketSnapshot { key, mode, since, standing, holder } = snapshot;
+        let TicketSnapshot { key, mode, since, lease, holder } = snapshot;
         let since = now.since(since);
         let tags = holder.tags.clone();
-        let Some((token, status)) = standing else {
+        let Some((token, status)) = lease else {
             self.waiting.push(LocalWait { key, mode, waiting_for: since, tags });
             return;
         };

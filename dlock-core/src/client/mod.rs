@@ -71,7 +71,8 @@ impl Handle {
     pub(crate) fn honoured_ttl(&self, wanted: Duration) -> Result<Duration> {
         let Capabilities { ttl, name, .. } = self.capabilities;
         ttl.honoured(wanted).ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, Operation::Acquire).saying(ttl.refusal(name, wanted))
+            Error::new(ErrorKind::Unsupported, Operation::Acquire)
+                .with_message(ttl.refusal(name, wanted))
         })
     }
 
@@ -185,7 +186,7 @@ impl Dlock {
         let core = &self.handle.core;
         let (backend, asked) = (core.backend().clone(), key.clone());
         let looking = async move { backend.inspect(&asked).await };
-        core.ask(Operation::Inspect, looking).await.map_err(|error| error.on(&key))
+        core.ask(Operation::Inspect, looking).await.map_err(|error| error.with_key(&key))
     }
 
     /// Asks the backend for a page of the keys in use that start with `prefix`.
@@ -244,13 +245,13 @@ impl Dlock {
     /// When the future is dropped the lock may have been broken or not.
     pub async fn break_lock(&self, key: impl IntoKey) -> Result<usize> {
         let key = key.into_key()?;
-        self.check_operators(Operation::Break).map_err(|error| error.on(&key))?;
+        self.check_operators(Operation::Break).map_err(|error| error.with_key(&key))?;
         let core = &self.handle.core;
         let (backend, asked) = (core.backend().clone(), key.clone());
         let delay = self.handle.config.break_delay;
         let how = Break { by: self.handle.holder.clone(), delay };
         let breaking = async move { backend.break_lock(&asked, &how).await };
-        core.ask(Operation::Break, breaking).await.map_err(|error| error.on(&key))
+        core.ask(Operation::Break, breaking).await.map_err(|error| error.with_key(&key))
     }
 
     /// Whether the backend can list keys and break locks.
@@ -403,7 +404,7 @@ impl Dlock {
     async fn flush(&self) {
         let core = &self.handle.core;
         let until = core.now() + MAX_FLUSH_TIME;
-        while !core.owes_nothing() && core.now() < until {
+        while core.has_pending_releases() && core.now() < until {
             tokio::time::sleep(FIRST_SHUTDOWN_PAUSE).await;
         }
     }

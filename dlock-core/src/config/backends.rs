@@ -14,7 +14,7 @@ use crate::backend::consul::Consul;
 use crate::backend::etcd::Etcd;
 use crate::backend::memory::Memory;
 #[cfg(feature = "redis")]
-use crate::backend::redis::{Given, Provider, RedLock, Redis, Redisson, TlsFiles};
+use crate::backend::redis::{Provider, RedLock, Redis, Redisson, TlsFiles, UserConnection};
 #[cfg(feature = "mysql")]
 use crate::backend::sql::MySql;
 #[cfg(feature = "postgres")]
@@ -202,11 +202,11 @@ impl Settings {
 
     /// The Redis backend over a client or a connection of the user.
     #[cfg(feature = "redis")]
-    pub(crate) fn redis_given(&self, given: Given) -> Result<Arc<dyn Backend>> {
+    pub(crate) fn redis_over(&self, connection: UserConnection) -> Result<Arc<dyn Backend>> {
         if self.is_redissons_layout()? {
-            return Ok(Arc::new(Redisson::given(given, self)?));
+            return Ok(Arc::new(Redisson::with_connection(connection, self)?));
         }
-        Ok(Arc::new(Redis::given(given, self)?))
+        Ok(Arc::new(Redis::with_connection(connection, self)?))
     }
 
     #[cfg(feature = "redis")]

@@ -36,11 +36,12 @@ pub const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 /// The shortest ttl and the shortest `call_timeout`.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(1);
 
-/// What was said about the options of a client. `None` is what was not said: it has
-/// its default, or what another configuration says.
+/// The options of a client that were set explicitly. `None` means not set: then the value
+/// of another configuration or the default is used.
 ///
-/// Several configurations are merged option by option, and the later one wins where it
-/// says something: [`DlockBuilder::config`](crate::DlockBuilder::config).
+/// Several configurations are merged option by option: an option that is set in the later
+/// one overrides the earlier value. See
+/// [`DlockBuilder::config`](crate::DlockBuilder::config).
 ///
 /// ```
 /// use std::time::Duration;
@@ -49,7 +50,7 @@ pub(crate) const MIN_TTL: Duration = Duration::from_millis(1);
 ///     serde_json::from_str(r#"{ "url": "memory://", "ttl": "10s", "wait": "unlimited" }"#).unwrap();
 /// assert_eq!(config.ttl, Some(Duration::from_secs(10)));
 /// assert_eq!(config.wait, Some(None));
-/// assert_eq!(config.call_timeout, None); // not said: 2 s
+/// assert_eq!(config.call_timeout, None); // not set: 2 s
 /// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -58,9 +59,12 @@ pub struct Config {
     /// `redis://user:password@host:port/database`, `rediss://` for TLS,
     /// `redis+unix:///run/redis.sock`, `redis+sentinel://host,host,host/name` (or
     /// `rediss+sentinel://`) for the primary that these Sentinels know by that name,
-    /// `redis+cluster://host,host` for a Redis Cluster, `redlock://host,host,host` for a
-    /// majority of independent servers.
-    /// There is no default.
+    /// `redis+cluster://host,host` for a Redis Cluster (`rediss+cluster://` for TLS),
+    /// `redlock://host,host,host` for a majority of independent servers (`redlocks://` for
+    /// TLS), `postgres://user:password@host:port/database`, `mysql://..`,
+    /// `sqlite:///path/file.db`, `zookeeper://host,host,host/path`,
+    /// `etcd://host,host,host/path` (`etcds://` for TLS), `consul://:token@host:8500`
+    /// (`consuls://` for TLS). There is no default.
     pub url: Option<String>,
     /// The namespace, which separates the keys of one application from those of
     /// others. Default `default`.
@@ -78,7 +82,7 @@ pub struct Config {
     /// For how long a lock is handed over between tasks of this process before other
     /// processes get it. Default 5 ms; on Consul 20 ms.
     pub max_handover_time: Option<Duration>,
-    /// How long a broken lock stays taken, so that its holder hears of it before
+    /// How long a broken lock stays taken, so that its holder is notified before
     /// somebody else is let in. Default 500 ms.
     pub break_delay: Option<Duration>,
     /// How many tasks of this process may wait for one key. Default 10,000.
@@ -95,7 +99,7 @@ pub struct Config {
     /// refused.
     pub eviction: Option<Eviction>,
     /// The file with the certificates of the authorities to trust (PEM), instead of
-    /// the system's, for `rediss://`.
+    /// the system's, for connections with TLS: Redis, PostgreSQL, MySQL, etcd and Consul.
     pub tls_ca: Option<PathBuf>,
     /// The file with this client's certificate (PEM), for servers that require one.
     pub tls_cert: Option<PathBuf>,
@@ -107,8 +111,8 @@ pub struct Config {
     /// How many replicas must have every grant and every renewal before it counts.
     /// Default 0: replication is not waited for.
     pub min_replicas: Option<u32>,
-    /// The longest ttl of a `redlock://` backend, the same in all programs: so long does a
-    /// node that has lost its data not vote. Default 60 s.
+    /// The longest ttl of a `redlock://` backend; it must be the same in all programs. A
+    /// node that lost its data does not vote for this long. Default 60 s.
     pub max_ttl: Option<Duration>,
     /// Whether the tables of a SQL database are made if they are missing. Default: they
     /// are not.
@@ -207,9 +211,10 @@ pub struct ConsulConfig {
 pub enum SslMode {
     /// The connection is not encrypted.
     Disable,
-    /// The connection is encrypted. Who the server is, is not verified.
+    /// The connection is encrypted, but the identity of the server is not verified.
     Require,
-    /// The connection is encrypted, and an authority that is trusted vouches for the server.
+    /// The connection is encrypted, and the certificate of the server is signed by a trusted
+    /// authority.
     VerifyCa,
     /// As [`VerifyCa`](Self::VerifyCa), and the certificate is for the host of the URL.
     VerifyFull,

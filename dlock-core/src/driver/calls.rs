@@ -1,6 +1,6 @@
 //! How calls get to the backend.
 //!
-//! A backend that [combines](crate::Capabilities::combines) calls gets them in
+//! A backend that combines calls ([`Capabilities::max_batch`]) gets them in
 //! batches, from a [`BatchQueue`]. Other backends get each call by itself, except
 //! renewals, which have a call for many; so many of them at once and no more.
 
@@ -35,14 +35,14 @@ pub(super) struct PendingCall {
     deadline: Moment,
 }
 
-/// A queue for each lane of the backend.
+/// A queue for each partition of the backend.
 pub(super) type PendingCalls = Box<[Arc<BatchQueue<PendingCall>>]>;
 
 /// The queues for a backend; `None` if it does not combine calls.
 pub(super) fn pending_calls(backend: &dyn Backend) -> Option<PendingCalls> {
-    let Capabilities { combines: weight, in_flight, .. } = backend.capabilities();
+    let Capabilities { max_batch: weight, in_flight, .. } = backend.capabilities();
     let limits = BatchLimits { in_flight: in_flight.max(1), weight, pending: PENDING };
-    (weight > 1).then(|| (0..backend.lanes()).map(|_| BatchQueue::new(limits)).collect())
+    (weight > 1).then(|| (0..backend.partitions()).map(|_| BatchQueue::new(limits)).collect())
 }
 
 impl Core {
@@ -56,8 +56,8 @@ impl Core {
         }
         let Some(queues) = &self.pending_calls else { return self.send_one_by_one(shard, calls) };
         for (call, request) in calls {
-            let lane = if queues.len() > 1 { self.backend.lane(&request) } else { 0 };
-            let queue = &queues[lane % queues.len()];
+            let partition = if queues.len() > 1 { self.backend.partition_of(&request) } else { 0 };
+            let queue = &queues[partition % queues.len()];
             let (deadline, weight) = (self.deadline_of(&request), weight_of(&request));
             let priority = match request {
                 Request::Acquire(_) => Priority::Normal,
@@ -68,8 +68,8 @@ impl Core {
                 Ok(None) => {}
                 Ok(Some(slot)) => self.send_next(slot),
                 Err(Full(PendingCall { shard, call, request, .. })) => {
-                    let full = Error::new(ErrorKind::Overloaded, request.operation()).saying(
-                        format!("{PENDING} calls wait to be sent to the backend; shed load"),
+                    let full = Error::new(ErrorKind::Overloaded, request.operation()).with_message(
+                        format!("{PENDING} calls already wait to be sent to the backend; send fewer requests"),
                     );
                     self.answered(shard, call, request.failed(full));
                 }
@@ -135,7 +135,7 @@ impl Core {
     /// A child after `fork` has no driver, so nothing would ever be answered.
     fn refuse_in_child(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
         for (call, request) in calls {
-            let error = Error::new(ErrorKind::Config, request.operation()).saying(
+            let error = Error::new(ErrorKind::Config, request.operation()).with_message(
                 "this client was made before fork() and has no driver here; make one in the child",
             );
             self.answered(shard, call, request.failed(error));
@@ -159,11 +159,11 @@ impl Core {
 
 fn not_sent_in_time(request: &Request) -> Error {
     Error::new(ErrorKind::Unavailable, request.operation())
-        .saying("the backend answered too slowly, so the call was not sent in time")
+        .with_message("the backend answered too slowly, so the call was not sent in time")
 }
 
 fn driver_ended(request: &Request) -> Error {
-    Error::new(ErrorKind::Unavailable, request.operation()).saying("the driver has ended")
+    Error::new(ErrorKind::Unavailable, request.operation()).with_message("the driver has ended")
 }
 
 /// How much of the server's time a call takes, compared with that of an exclusive lock

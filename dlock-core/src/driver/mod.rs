@@ -3,8 +3,10 @@
 //! The keys of a client are spread over shards; a task locks one for as long as
 //! a pure machine takes a step. What the step calls for is done after the shard
 //! is unlocked:
-//! - on a remote backend calls go to the driver's own thread and runtime, which
-//!   puts a time-out around each and brings the answers back;
+//! - on a remote backend that combines calls, the thread that took the step offers them
+//!   to `Backend::submit`. Calls that it does not take, and all calls of other remote
+//!   backends, go to the driver's own thread and runtime, which puts a time-out around
+//!   each and brings the answers back;
 //! - on the embedded backend a call is answered at once, so it is made right
 //!   here, without a thread and within the step; only the notices that come of it
 //!   wait until the shard is unlocked.
@@ -28,7 +30,7 @@ use smallvec::SmallVec;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, Semaphore};
 
-use self::closing::FLUSH;
+use self::shutdown::FLUSH;
 use crate::backend::{Backend, Listener};
 use crate::claim::Answer;
 use crate::clock::{Clock, Moment};
@@ -40,8 +42,8 @@ use crate::observe::dispatch::{Dispatcher, DriverEvent};
 use crate::planted_bug::PlantedBug;
 
 mod calls;
-mod closing;
 mod notices;
+mod shutdown;
 
 pub(crate) type Wakers = SmallVec<[Waker; 1]>;
 
@@ -90,7 +92,7 @@ type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 #[derive(Default)]
 struct Timer {
     /// When the timer is due, in nanoseconds; `NEVER` while it does not run.
-    rings: AtomicU64,
+    due_at: AtomicU64,
     changed: Notify,
     running: AtomicBool,
     closed: AtomicBool,
@@ -127,7 +129,7 @@ impl Core {
             jobs,
             pending_calls,
             single_calls: Arc::new(Semaphore::new(calls::MAX_SINGLE_CALLS)),
-            timer: Timer { rings: AtomicU64::new(u64::MAX), ..Timer::default() },
+            timer: Timer { due_at: AtomicU64::new(u64::MAX), ..Timer::default() },
             observer,
             events: Dispatcher::default(),
             process: AtomicU32::new(std::process::id()),
@@ -193,7 +195,7 @@ impl Core {
                 }
                 Action::Call(call, request) if self.jobs.is_none() => {
                     let call = *call;
-                    let answer = notices::defer(|| self.backend.in_place(request, now));
+                    let answer = notices::defer(|| self.backend.call_now(request, now));
                     // No time passed that anybody could notice.
                     machine.reply(now, call, answer, &mut actions);
                 }
@@ -203,7 +205,7 @@ impl Core {
         let due = machine.next_due();
         let result = then(&mut machine, result);
         drop(machine);
-        self.ring_at(due);
+        self.schedule(due);
         notices::deliver_deferred();
         wakers.into_iter().for_each(Waker::wake);
         // Calls first: what a hook does must not keep them from being sent.
@@ -219,18 +221,18 @@ impl Core {
                 Action::Wake(_) | Action::Call(..) => {}
                 Action::Renewed(key) => {
                     if self.observer.wants_renewals() {
-                        self.tell(DriverEvent::Renewed(key));
+                        self.emit(DriverEvent::Renewed(key));
                     }
                 }
-                Action::Uncertain(key, error) => self.tell(DriverEvent::Uncertain(key, error)),
-                Action::Lost(key, reason) => self.tell(DriverEvent::Lost(key, reason)),
+                Action::Uncertain(key, error) => self.emit(DriverEvent::Uncertain(key, error)),
+                Action::Lost(key, reason) => self.emit(DriverEvent::Lost(key, reason)),
             }
         }
         result
     }
 
     /// Tells what happened to a lease. On the driver's thread that is left to another one.
-    fn tell(&self, event: DriverEvent) {
+    fn emit(&self, event: DriverEvent) {
         if self.jobs.is_some() {
             self.events.send(&self.observer, event);
         } else {
@@ -269,7 +271,7 @@ impl Core {
             return call.await; // embedded: answered at once
         };
         let silence =
-            |what: String| Err(Error::new(ErrorKind::Unavailable, operation).saying(what));
+            |what: String| Err(Error::new(ErrorKind::Unavailable, operation).with_message(what));
         let (answer, answered) = tokio::sync::oneshot::channel();
         let call_timeout = self.call_timeout;
         let job = async move {
@@ -280,8 +282,9 @@ impl Core {
         match answered.await {
             Ok(Some(made)) => made,
             Ok(None) if operation == Operation::Break => {
-                Err(Error::new(ErrorKind::Unknown, operation)
-                    .saying(format!("no answer within {call_timeout:?}; it may have happened")))
+                Err(Error::new(ErrorKind::Unknown, operation).with_message(format!(
+                    "no answer within {call_timeout:?}; the change may or may not have been made"
+                )))
             }
             Ok(None) => silence(format!("no answer within {call_timeout:?}")),
             Err(_) if sent.is_err() => silence("the driver has ended".into()),
@@ -295,7 +298,7 @@ impl Core {
         match sent {
             Some(Ok(())) => Ok(()),
             Some(Err(_)) | None => Err(Error::new(ErrorKind::Unavailable, Operation::Connect)
-                .saying("there is no driver, or it has ended")),
+                .with_message("there is no driver, or it has ended")),
         }
     }
 
@@ -316,12 +319,12 @@ impl Core {
         self.process.store(u32::MAX, Ordering::Relaxed);
     }
 
-    fn ring_at(self: &Arc<Self>, due: Moment) {
+    fn schedule(self: &Arc<Self>, due: Moment) {
         let due = due.as_nanos();
-        if due >= self.timer.rings.load(Ordering::Acquire) {
+        if due >= self.timer.due_at.load(Ordering::Acquire) {
             return;
         }
-        self.timer.rings.fetch_min(due, Ordering::AcqRel);
+        self.timer.due_at.fetch_min(due, Ordering::AcqRel);
         if self.timer.running.swap(true, Ordering::AcqRel) {
             self.timer.changed.notify_one();
             return;
@@ -354,9 +357,9 @@ impl Core {
     /// nothing will be.
     fn tick_and_set(self: &Arc<Self>) -> Option<Duration> {
         // Whoever sets something earlier from here on says so.
-        self.timer.rings.store(u64::MAX, Ordering::Release);
+        self.timer.due_at.store(u64::MAX, Ordering::Release);
         let next = self.tick();
-        self.timer.rings.fetch_min(next.as_nanos(), Ordering::AcqRel);
+        self.timer.due_at.fetch_min(next.as_nanos(), Ordering::AcqRel);
         (next < Moment::NEVER).then(|| next.since(self.clock.now()))
     }
 
@@ -364,8 +367,8 @@ impl Core {
         self.timer.closed.load(Ordering::Acquire)
     }
 
-    pub(crate) fn owes_nothing(&self) -> bool {
-        self.look_all(|machine| machine.owes_nothing()).into_iter().all(|nothing| nothing)
+    pub(crate) fn has_pending_releases(&self) -> bool {
+        self.look_all(|machine| machine.has_pending_releases()).into_iter().any(|pending| pending)
     }
 }
 
@@ -376,7 +379,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let core = &self.0;
         core.timer.running.store(false, Ordering::Release);
-        core.timer.rings.store(u64::MAX, Ordering::Release);
+        core.timer.due_at.store(u64::MAX, Ordering::Release);
         if !core.is_closed() {
             // The runtime ended before the client: go on without it.
             let due = core.look_all(|machine| machine.next_due());
@@ -431,7 +434,7 @@ async fn drive(core: &Arc<Core>, jobs: &mut UnboundedReceiver<Job>) {
         if core.is_closed() {
             let until = *flush_until.get_or_insert(core.now() + FLUSH);
             let left = until.since(core.now());
-            if left.is_zero() || core.owes_nothing() {
+            if left.is_zero() || !core.has_pending_releases() {
                 let _ = tokio::time::timeout(FLUSH, core.backend.close()).await;
                 return;
             }
@@ -450,8 +453,8 @@ async fn drive(core: &Arc<Core>, jobs: &mut UnboundedReceiver<Job>) {
 
 fn no_thread(error: std::io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, Operation::Connect)
-        .saying("could not start the driver's thread")
-        .because(error)
+        .with_message("could not start the driver's thread")
+        .with_source(error)
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {

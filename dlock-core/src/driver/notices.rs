@@ -28,7 +28,7 @@ thread_local! {
 }
 
 impl Listener for NoticeListener {
-    fn notice(&self, key: &Key, owner: Owner, notice: Notice) {
+    fn on_notice(&self, key: &Key, owner: Owner, notice: Notice) {
         let Some(core) = self.0.upgrade() else { return };
         let delivery = Delivery { shard: core.shard_of(key), core, owner, notice };
         if DEFERRING.get() {
@@ -39,13 +39,13 @@ impl Listener for NoticeListener {
         }
     }
 
-    fn reconnected(&self) {
+    fn on_reconnected(&self) {
         if let Some(core) = self.0.upgrade() {
             core.step_all(|machine, now, actions| machine.ask_again(now, actions));
         }
     }
 
-    fn session_lost(&self) {
+    fn on_session_lost(&self) {
         if let Some(core) = self.0.upgrade() {
             core.step_all(|machine, now, actions| machine.session_lost(now, actions));
         }

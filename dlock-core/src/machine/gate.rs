@@ -84,8 +84,8 @@ pub(crate) struct Gate {
     attempts: usize,
     holders: SmallVec<[Ticket; 1]>,
     lease: Lease,
-    /// The earliest deadline that an alarm is set for.
-    pub(crate) alarm: Moment,
+    /// The earliest deadline that a timer is set for.
+    pub(crate) timer_deadline: Moment,
 }
 
 #[derive(Debug)]
@@ -139,7 +139,7 @@ impl Gate {
             attempts: 0,
             holders: SmallVec::new(),
             lease: Lease::Vacant,
-            alarm: Moment::NEVER,
+            timer_deadline: Moment::NEVER,
         }
     }
 

@@ -23,7 +23,7 @@ mod waitlist;
 pub use self::coverage::{Coverage, Transition};
 pub use self::engine::Engine;
 pub use self::types::{
-    Action, Actions, CallId, GateId, HandoverLimits, Lane, LeaseStatus, Limits, LockRequest,
-    Outcome, Refusal, Ticket, TicketSnapshot, Wait,
+    Action, Actions, CallId, GateId, HandoverLimits, LeaseStatus, Limits, LockRequest, Outcome,
+    QueueScope, Refusal, Ticket, TicketSnapshot, Wait,
 };
 pub use crate::planted_bug::{Bug, PlantedBug};

@@ -30,7 +30,7 @@ impl<T: Ord + Copy> Timers<T> {
         if self.next() > now {
             return None;
         }
-        self.heap.pop().map(|Reverse(alarm)| alarm)
+        self.heap.pop().map(|Reverse(timer)| timer)
     }
 
     /// Keeps the number of timers that are no longer valid below that of valid ones.

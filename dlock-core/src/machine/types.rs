@@ -79,7 +79,7 @@ pub struct LockRequest<'a> {
     /// How long the task waits for the lock.
     pub wait: Wait,
     /// Whether the task queues with the others of its process.
-    pub lane: Lane,
+    pub scope: QueueScope,
     /// The longest time that the lock may be held.
     pub max_hold: Option<Duration>,
     /// The client that asks.
@@ -99,7 +99,7 @@ pub enum Wait {
 
 /// Where a task queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum QueueScope {
     /// With the other tasks of this process, in the gate of the key.
     Shared,
     /// With a claim of its own at the backend, which decides the order of all processes.
@@ -176,7 +176,7 @@ pub struct TicketSnapshot {
     /// The moment since which the task waits, or holds the lock.
     pub since: Moment,
     /// The token and the state of the lease; `None` while the task waits.
-    pub standing: Option<(u64, LeaseStatus)>,
+    pub lease: Option<(u64, LeaseStatus)>,
     /// The client of the ticket.
     pub holder: Arc<Holder>,
 }

@@ -26,7 +26,7 @@ pub(crate) enum DriverEvent {
 
 impl DriverEvent {
     pub(crate) fn deliver(&self, observer: &Observer) {
-        observer.tell(&match self {
+        observer.emit(&match self {
             DriverEvent::Renewed(key) => Event::Renewed { key },
             DriverEvent::Uncertain(key, error) => Event::Uncertain { key, error },
             DriverEvent::Lost(key, reason) => Event::Lost { key, reason },
@@ -66,7 +66,7 @@ fn deliver(observer: &Observer, events: &Receiver<DriverEvent>, dropped: &Atomic
         event.deliver(observer);
         let dropped = dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
-            observer.tell_dropped(dropped);
+            observer.emit_dropped(dropped);
         }
     }
 }

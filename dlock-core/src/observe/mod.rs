@@ -57,7 +57,7 @@ pub enum Event<'a> {
         key: &'a Key,
         /// The fencing token; `None` for permits, which have none.
         token: Option<u64>,
-        /// How long it took, with the round trip.
+        /// How long the acquisition took, including the round trip.
         waited: Duration,
         /// Whether the task had to wait because somebody else had the lock.
         queued: bool,
@@ -124,7 +124,7 @@ impl Observer {
 
     /// Logs, metrics and the hook are other people's code, which runs in the task, in a
     /// drop or on the thread of the events: a panic of theirs must not end any of these.
-    pub(crate) fn tell(&self, event: &Event<'_>) {
+    pub(crate) fn emit(&self, event: &Event<'_>) {
         guarded(|| trace(event, &self.outage));
         #[cfg(feature = "metrics")]
         guarded(|| metrics::record(event));
@@ -134,7 +134,7 @@ impl Observer {
     }
 
     /// Events were dropped because they could not be delivered fast enough.
-    fn tell_dropped(&self, count: usize) {
+    fn emit_dropped(&self, count: usize) {
         guarded(|| {
             tracing::warn!(
                 target: "dlock::lease",
@@ -153,9 +153,9 @@ impl Observer {
     }
 }
 
-fn guarded(tell: impl FnOnce()) {
-    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(tell));
-    if told.is_err() {
+fn guarded(emit: impl FnOnce()) {
+    let emitted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(emit));
+    if emitted.is_err() {
         let _ = std::panic::catch_unwind(|| {
             tracing::error!(
                 target: "dlock::lock",

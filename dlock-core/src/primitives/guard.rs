@@ -80,7 +80,7 @@ macro_rules! guard_methods {
         ///
         /// # Errors
         /// `Lost` if the lock was lost. A write that the future had begun may or may
-        /// not have happened; [`Error::body`](crate::Error::body) tells whether the
+        /// not have happened; [`Error::body_status`](crate::Error::body_status) tells whether the
         /// future had started.
         ///
         /// # Cancel safety

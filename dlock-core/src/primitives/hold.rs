@@ -11,7 +11,7 @@ use crate::client::Handle;
 use crate::clock::Moment;
 use crate::config::MAX_TTL;
 use crate::driver::{Core, TicketRef, wake_only};
-use crate::error::{Body, Error, ErrorKind, Operation, Result};
+use crate::error::{BodyStatus, Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 use crate::machine::LeaseStatus;
 use crate::observe::Event;
@@ -118,15 +118,15 @@ impl Hold {
         Inside::new([self.frame()], future)
     }
 
-    pub(crate) fn lost_error(&self, reason: &LossReason, body: Body) -> Error {
+    pub(crate) fn lost_error(&self, reason: &LossReason, body: BodyStatus) -> Error {
         let advice = match body {
-            Body::NotRun => "nothing was done under it, so it is safe to try again",
-            Body::Cancelled => {
+            BodyStatus::NotRun => "nothing was done under it, so it is safe to try again",
+            BodyStatus::Cancelled => {
                 "a write that was under way may or may not have happened; check it by its token before you try again"
             }
         };
-        let error = Error::new(ErrorKind::Lost, Operation::Hold).on(&self.key);
-        error.saying(format!("{reason}; {advice}")).with_body(body)
+        let error = Error::new(ErrorKind::Lost, Operation::Hold).with_key(&self.key);
+        error.with_message(format!("{reason}; {advice}")).with_body_status(body)
     }
 
     pub(super) async fn release(mut self, how: Release) -> Result<ReleaseOutcome> {
@@ -147,7 +147,7 @@ impl Hold {
             None => self.release_outcome().await,
         };
         self.settled = true;
-        outcome.map_err(|error| error.on(&self.key))
+        outcome.map_err(|error| error.with_key(&self.key))
     }
 
     /// Waits for the answer to a release. If this future is dropped, `Hold::drop`
@@ -184,8 +184,8 @@ impl Hold {
             None => (ErrorKind::Unsupported, "the backend does not support release_after"),
         };
         let error = Error::new(kind, Operation::Release)
-            .on(&self.key)
-            .saying(format!("{fault} (the lock was released at once)"));
+            .with_key(&self.key)
+            .with_message(format!("{fault} (the lock was released at once)"));
         let _ = self.release(Release::Now).await?;
         Err(error)
     }
@@ -196,7 +196,7 @@ impl Hold {
             return;
         }
         self.released = true;
-        self.handle.core.observer.tell(&Event::Released { key: &self.key, held });
+        self.handle.core.observer.emit(&Event::Released { key: &self.key, held });
     }
 }
 

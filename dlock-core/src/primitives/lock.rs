@@ -16,7 +16,7 @@ use crate::clock::Moment;
 use crate::config::MAX_TTL;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
-use crate::machine::{Lane, LockRequest, Refusal, Wait};
+use crate::machine::{LockRequest, QueueScope, Refusal, Wait};
 use crate::observe::Event;
 use crate::primitives::guard::{Guard, Permits};
 use crate::primitives::reentry;
@@ -159,7 +159,7 @@ impl<G: LockGuard> Lock<G> {
         let result =
             if span.is_disabled() { acquiring.await } else { acquiring.instrument(span).await };
         if let Err(error) | Ok(Err(error)) = &result {
-            self.handle.core.observer.tell(&Event::Refused { key, error });
+            self.handle.core.observer.emit(&Event::Refused { key, error });
         }
         result
     }
@@ -173,34 +173,37 @@ impl<G: LockGuard> Lock<G> {
         self.options.check(key)?;
         if self.options.fair && !self.handle.is_fifo() {
             return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire)
-                .on(key)
-                .saying("the backend does not keep an order over all processes; remove .fair()"));
+                .with_key(key)
+                .with_message(
+                    "the backend does not keep an order over all processes; remove .fair()",
+                ));
         }
         if !self.handle.supports(self.mode) {
             return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire)
-                .on(key)
-                .saying(self.unsupported()));
+                .with_key(key)
+                .with_message(self.unsupported()));
         }
         self.check_hold_at_least(key)?;
-        let ttl = self.handle.honoured_ttl(self.options.ttl).map_err(|error| error.on(key))?;
+        let ttl =
+            self.handle.honoured_ttl(self.options.ttl).map_err(|error| error.with_key(key))?;
         let wait = match (attempt, until, self.options.wait) {
             (false, Some(until), _) => Wait::Until(until),
             (true, ..) | (_, _, Some(Duration::ZERO)) => Wait::Try,
             (_, _, Some(wait)) => Wait::For(wait),
             (_, _, None) => Wait::Until(Moment::NEVER),
         };
-        let lane = match reentry::nesting(self.handle.client(), key, self.mode)? {
-            Some(ticket_ref) => Lane::Nested(ticket_ref.ticket),
-            None if self.options.fair || self.mode.is_permits() => Lane::Separate,
-            None => Lane::Shared,
+        let scope = match reentry::nesting(self.handle.client(), key, self.mode)? {
+            Some(ticket_ref) => QueueScope::Nested(ticket_ref.ticket),
+            None if self.options.fair || self.mode.is_permits() => QueueScope::Separate,
+            None => QueueScope::Shared,
         };
-        let nested = matches!(lane, Lane::Nested(_));
+        let nested = matches!(scope, QueueScope::Nested(_));
         let request = LockRequest {
             key,
             mode: self.mode,
             ttl,
             wait,
-            lane,
+            scope,
             max_hold: self.options.max_hold,
             holder: self.options.holder(&self.handle.holder),
         };
@@ -211,7 +214,7 @@ impl<G: LockGuard> Lock<G> {
                 let hold = Hold::new(handle, ticket_ref, key.clone(), self.mode, nested)
                     .taken_until(since + at_least);
                 let shown = (!self.mode.is_permits()).then_some(token);
-                self.handle.core.observer.tell(&Event::Acquired {
+                self.handle.core.observer.emit(&Event::Acquired {
                     key,
                     token: shown,
                     waited,
@@ -220,8 +223,8 @@ impl<G: LockGuard> Lock<G> {
                 });
                 let token = Token::new(token).ok_or_else(|| {
                     Error::new(ErrorKind::Unsupported, Operation::Acquire)
-                        .on(key)
-                        .saying("the backend gave a token of 2^53 or more, which is not exact everywhere; check its data")
+                        .with_key(key)
+                        .with_message("the backend gave a token of 2^53 or more, which is not exact everywhere; check its data")
                 })?;
                 Ok(Ok(G::from_hold(hold, token)))
             }
@@ -252,39 +255,39 @@ impl<G: LockGuard> Lock<G> {
         } else {
             return Ok(());
         };
-        Err(Error::new(kind, Operation::Acquire).on(key).saying(fault))
+        Err(Error::new(kind, Operation::Acquire).with_key(key).with_message(fault))
     }
 
     fn refused(&self, key: &Key, refusal: Refusal, wait: Wait) -> Result<Result<G, Error>> {
-        let error = |kind| Error::new(kind, Operation::Acquire).on(key);
+        let error = |kind| Error::new(kind, Operation::Acquire).with_key(key);
         let waited = match wait {
             Wait::Try => self.handle.config.attempt(),
             _ => self.options.wait.unwrap_or_default(),
         };
         match refusal {
             Refusal::Busy(holder) => {
-                Ok(Err(error(ErrorKind::TimedOut).saying(held_by(holder, Duration::ZERO))))
+                Ok(Err(error(ErrorKind::TimedOut).with_message(held_by(holder, Duration::ZERO))))
             }
             Refusal::TimedOut { trouble: Some(trouble), .. } => Err(error(ErrorKind::Unavailable)
-                .saying(format!(
+                .with_message(format!(
                     "{} (it was tried for {})",
                     trouble.detail(),
                     humantime::format_duration(waited)
                 ))
-                .because(trouble)),
+                .with_source(trouble)),
             Refusal::TimedOut { holder, trouble: None } => {
-                Ok(Err(error(ErrorKind::TimedOut).saying(held_by(holder, waited))))
+                Ok(Err(error(ErrorKind::TimedOut).with_message(held_by(holder, waited))))
             }
-            Refusal::Failed(failure) => Err(failure.on(key)),
+            Refusal::Failed(failure) => Err(failure.with_key(key)),
             Refusal::Lost => {
-                Err(error(ErrorKind::Lost).saying("the lock that this one is nested in was lost; stop, and start again from the outer lock"))
+                Err(error(ErrorKind::Lost).with_message("the lock that this one is nested in was lost; stop, and start again from the outer lock"))
             }
-            Refusal::Overloaded => Err(error(ErrorKind::Overloaded).saying(format!(
-                "{} tasks of this process wait for it already; shed load, or raise max_waiters",
+            Refusal::Overloaded => Err(error(ErrorKind::Overloaded).with_message(format!(
+                "{} tasks of this process already wait for this key; accept fewer requests, or raise max_waiters",
                 self.handle.config.max_waiters
             ))),
             Refusal::ShuttingDown => {
-                Err(error(ErrorKind::ShuttingDown).saying("shutdown() was called on this client; make a new client"))
+                Err(error(ErrorKind::ShuttingDown).with_message("shutdown() was called on this client; make a new client"))
             }
         }
     }

@@ -46,7 +46,7 @@ impl MultiLock {
             keys.dedup();
             if keys.is_empty() {
                 return Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
-                    .saying("all_of was given no keys; give it at least one"));
+                    .with_message("all_of was given no keys; give it at least one"));
             }
             Ok(keys)
         });

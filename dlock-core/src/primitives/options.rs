@@ -139,7 +139,7 @@ impl Options {
     /// Checks that every option is within its bounds.
     pub(super) fn check(&self, key: &Key) -> Result<()> {
         let fault = |what: &str| {
-            Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(key).saying(what))
+            Err(Error::new(ErrorKind::Invalid, Operation::Acquire).with_key(key).with_message(what))
         };
         if self.ttl < MIN_TTL {
             return fault("the ttl is below a millisecond; set it to some seconds");

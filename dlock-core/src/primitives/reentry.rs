@@ -116,7 +116,9 @@ pub(crate) fn nesting(client: u64, key: &Key, mode: Mode) -> Result<Option<Ticke
     }
     let innermost = innermost();
     let would_deadlock = |why: &str| {
-        Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire).on(key).saying(why))
+        Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire)
+            .with_key(key)
+            .with_message(why))
     };
     for frame in frames(&innermost).filter(|frame| frame.client == client) {
         if frame.key == *key && !frame.mode.is_permits() {
@@ -154,7 +156,7 @@ pub(crate) fn in_order(client: u64, keys: &[Key]) -> Result<()> {
     let last_held = keys.iter().rposition(&is_held);
     let before = last_held.and_then(|last| keys[..last].iter().find(|key| !is_held(key)));
     match before {
-        Some(key) => Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire).on(key).saying(
+        Some(key) => Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire).with_key(key).with_message(
             "this code holds a key of the all_of that sorts after this one; lock the all_of first",
         )),
         None => Ok(()),

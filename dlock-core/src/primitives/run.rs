@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::claim::LossReason;
 use crate::driver::TicketRef;
-use crate::error::{Body, Result};
+use crate::error::{BodyStatus, Result};
 use crate::machine::LeaseStatus;
 use crate::primitives::hold::Hold;
 use crate::primitives::reentry::{Frame, Inside};
@@ -103,7 +103,7 @@ impl<F: Future> Future for Run<'_, F> {
         if !began {
             for watch in this.watches.iter_mut() {
                 if let Poll::Ready(reason) = watch.look() {
-                    return Poll::Ready(Err(watch.hold.lost_error(&reason, Body::NotRun)));
+                    return Poll::Ready(Err(watch.hold.lost_error(&reason, BodyStatus::NotRun)));
                 }
             }
         } else if !*this.to_end {
@@ -124,7 +124,7 @@ impl<F: Future> Future for Run<'_, F> {
 fn unless_lost(watches: &mut [Watch<'_>], cx: &mut Context<'_>) -> Result<()> {
     for watch in watches {
         if let Poll::Ready(reason) = watch.poll(cx) {
-            return Err(watch.hold.lost_error(&reason, Body::Cancelled));
+            return Err(watch.hold.lost_error(&reason, BodyStatus::Cancelled));
         }
     }
     Ok(())

@@ -54,6 +54,6 @@ impl Semaphore {
         } else {
             return Ok(key);
         };
-        Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(&key).saying(fault))
+        Err(Error::new(ErrorKind::Invalid, Operation::Acquire).with_key(&key).with_message(fault))
     }
 }

@@ -34,7 +34,7 @@ fn failed(key: &Key, error: sqlx::Error, is_missing: bool) -> Error {
             "the row could not be locked; roll the transaction back, and try it again if that makes sense",
         ),
     };
-    Error::new(kind, Operation::Acquire).saying(what).on(key).because(error)
+    Error::new(kind, Operation::Acquire).with_message(what).with_key(key).with_source(error)
 }
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]

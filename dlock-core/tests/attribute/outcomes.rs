@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use dlock::{Body, Dlock, Error, ErrorKind, Result, State, distributed_lock};
+use dlock::{BodyStatus, Dlock, Error, ErrorKind, Result, State, distributed_lock};
 use tokio::sync::Notify;
 
 use crate::fixture::until;
@@ -26,13 +26,13 @@ on_both!(
 
 #[derive(Debug, PartialEq)]
 enum AppError {
-    Lock(ErrorKind, Body),
+    Lock(ErrorKind, BodyStatus),
     Own(&'static str),
 }
 
 impl From<Error> for AppError {
     fn from(error: Error) -> Self {
-        AppError::Lock(error.kind(), error.body())
+        AppError::Lock(error.kind(), error.body_status())
     }
 }
 
@@ -47,7 +47,7 @@ async fn busy(fixture: Fixture) {
     let ran = AtomicU32::new(0);
     let busy = fixture.busy("k").await;
     let error = once(&fixture.dlock, &ran).await.unwrap_err();
-    assert_eq!(error, AppError::Lock(ErrorKind::TimedOut, Body::NotRun));
+    assert_eq!(error, AppError::Lock(ErrorKind::TimedOut, BodyStatus::NotRun));
     assert_eq!(ran.load(Ordering::SeqCst), 0);
     drop(busy);
     fixture.assert_free("k").await;
@@ -63,7 +63,7 @@ async fn timed_out(fixture: Fixture) {
     let ran = AtomicU32::new(0);
     let busy = fixture.busy("k").await;
     let error = patient(&fixture.dlock, &ran).await.unwrap_err();
-    assert_eq!(error, AppError::Lock(ErrorKind::TimedOut, Body::NotRun));
+    assert_eq!(error, AppError::Lock(ErrorKind::TimedOut, BodyStatus::NotRun));
     assert_eq!(ran.load(Ordering::SeqCst), 0);
     drop(busy);
     fixture.assert_free("k").await;
@@ -76,7 +76,7 @@ async fn unavailable(mut fixture: Fixture) {
         once(&fixture.dlock, &ran).await.unwrap_err(),
         patient(&fixture.dlock, &ran).await.unwrap_err(),
     ] {
-        let AppError::Lock(ErrorKind::Unavailable | ErrorKind::Unknown, Body::NotRun) = error
+        let AppError::Lock(ErrorKind::Unavailable | ErrorKind::Unknown, BodyStatus::NotRun) = error
         else {
             panic!("{error:?}");
         };
@@ -116,7 +116,7 @@ async fn lost_and_cancelled(fixture: Fixture) {
     until(async || trace.entered.load(Ordering::SeqCst)).await;
     fixture.break_lock("k").await;
     let error = running.await.unwrap().unwrap_err();
-    assert_eq!(error, AppError::Lock(ErrorKind::Lost, Body::Cancelled));
+    assert_eq!(error, AppError::Lock(ErrorKind::Lost, BodyStatus::Cancelled));
     assert!(trace.dropped.load(Ordering::SeqCst), "the body is gone");
     assert!(!trace.passed.load(Ordering::SeqCst));
     fixture.assert_free("k").await;
@@ -155,7 +155,7 @@ async fn lost_of_several(fixture: Fixture) {
     until(async || trace.entered.load(Ordering::SeqCst)).await;
     fixture.break_lock("b").await;
     let error = running.await.unwrap().unwrap_err();
-    assert_eq!(error, AppError::Lock(ErrorKind::Lost, Body::Cancelled));
+    assert_eq!(error, AppError::Lock(ErrorKind::Lost, BodyStatus::Cancelled));
     fixture.assert_free("a").await;
     fixture.assert_free("b").await;
 }
@@ -193,7 +193,7 @@ async fn lost_before_the_body(fixture: Fixture) {
             drop(busy);
         };
         let (outcome, ()) = tokio::join!(call, losing);
-        assert_eq!(outcome, Err(AppError::Lock(ErrorKind::Lost, Body::NotRun)));
+        assert_eq!(outcome, Err(AppError::Lock(ErrorKind::Lost, BodyStatus::NotRun)));
     }
     assert_eq!(ran.load(Ordering::SeqCst), 0);
     fixture.assert_free("a").await;
@@ -260,8 +260,8 @@ async fn shutdown(fixture: Fixture) {
     // Whether the body ends within a grace of nothing is up to the scheduler.
     let _left = fixture.dlock.shutdown(std::time::Duration::ZERO).await;
     let error = running.await.unwrap().unwrap_err();
-    assert_eq!(error, AppError::Lock(ErrorKind::Lost, Body::Cancelled));
+    assert_eq!(error, AppError::Lock(ErrorKind::Lost, BodyStatus::Cancelled));
     let error = once(&fixture.dlock, &AtomicU32::new(0)).await.unwrap_err();
-    assert_eq!(error, AppError::Lock(ErrorKind::ShuttingDown, Body::NotRun));
+    assert_eq!(error, AppError::Lock(ErrorKind::ShuttingDown, BodyStatus::NotRun));
     fixture.assert_free("k").await;
 }

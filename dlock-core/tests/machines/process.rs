@@ -8,8 +8,8 @@ use dlock::backend::{
     AcquireOutcome, Answer, Claim, Grant, Moment, Notice, Owner, RenewOutcome, Request, SessionTerm,
 };
 use dlock::machine::{
-    Action, Actions, CallId, Engine, HandoverLimits, Lane, LeaseStatus, Limits, LockRequest,
-    Outcome, PlantedBug, Refusal, Ticket, Wait,
+    Action, Actions, CallId, Engine, HandoverLimits, LeaseStatus, Limits, LockRequest, Outcome,
+    PlantedBug, QueueScope, Refusal, Ticket, Wait,
 };
 use dlock::{Error, ErrorKind, Holder, Key, LossReason, Mode, Operation};
 
@@ -85,11 +85,11 @@ impl Process {
         key: &str,
         mode: Mode,
         wait: Wait,
-        lane: Lane,
+        scope: QueueScope,
     ) -> Result<Ticket, Refusal> {
         let key = Key::new(key).expect("a key");
         let (ttl, holder) = (ms(3_000), holder(1));
-        let request = LockRequest { key: &key, mode, ttl, wait, lane, max_hold: None, holder };
+        let request = LockRequest { key: &key, mode, ttl, wait, scope, max_hold: None, holder };
         self.step(|machine, actions| machine.enqueue(now, request, (), actions))
     }
 
@@ -98,9 +98,9 @@ impl Process {
         now: Moment,
         mode: Mode,
         wait: Wait,
-        lane: Lane,
+        scope: QueueScope,
     ) -> Ticket {
-        self.request(now, "k", mode, wait, lane).expect("a ticket")
+        self.request(now, "k", mode, wait, scope).expect("a ticket")
     }
 
     /// A task asks for the exclusive lock, and waits for it.
@@ -110,7 +110,7 @@ impl Process {
 
     pub(crate) fn enqueue_key(&mut self, now: Moment, key: &str) -> Ticket {
         let wait = Wait::Until(Moment::NEVER);
-        self.request(now, key, Mode::Exclusive, wait, Lane::Shared).expect("a ticket")
+        self.request(now, key, Mode::Exclusive, wait, QueueScope::Shared).expect("a ticket")
     }
 
     /// The only call in flight.

@@ -9,7 +9,8 @@ use dlock::backend::memory::lock_table::{LockTable, SentNotice};
 use dlock::backend::{Answer, Request};
 use dlock::backend::{Moment, Notice, Release};
 use dlock::machine::{
-    Action, Actions, CallId, Engine, Lane, LeaseStatus, Limits, LockRequest, Outcome, Ticket, Wait,
+    Action, Actions, CallId, Engine, LeaseStatus, Limits, LockRequest, Outcome, QueueScope, Ticket,
+    Wait,
 };
 use dlock::machine::{HandoverLimits, PlantedBug};
 use dlock::{Holder, Key, Mode, Operation};
@@ -121,10 +122,10 @@ impl RandomRun {
         let outer = held.choose(&mut self.random).filter(|(_, mode, _)| *mode == Mode::Exclusive);
         let outer = outer.map(|(ticket, ..)| *ticket).filter(|_| !mode.is_permits());
         let nested = outer.filter(|_| self.random.random_ratio(1, 2));
-        let lane = match nested {
-            Some(outer) => Lane::Nested(outer),
-            None if mode.is_permits() || self.random.random_ratio(1, 4) => Lane::Separate,
-            None => Lane::Shared,
+        let scope = match nested {
+            Some(outer) => QueueScope::Nested(outer),
+            None if mode.is_permits() || self.random.random_ratio(1, 4) => QueueScope::Separate,
+            None => QueueScope::Shared,
         };
         let key = Key::new("k").expect("a key");
         let ask = LockRequest {
@@ -132,7 +133,7 @@ impl RandomRun {
             mode,
             ttl: Duration::from_millis(300),
             wait,
-            lane,
+            scope,
             max_hold: self.random.random_ratio(1, 6).then(|| Duration::from_millis(40)),
             holder: self.holder.clone(),
         };

@@ -3,13 +3,13 @@
 
 use dlock::Mode;
 use dlock::backend::{AcquireOutcome, Answer, Grant, Moment, RenewOutcome};
-use dlock::machine::{HandoverLimits, Lane, Outcome, Refusal, Ticket, Wait};
+use dlock::machine::{HandoverLimits, Outcome, QueueScope, Refusal, Ticket, Wait};
 
 use super::process::{Process, at, holder, ms};
 
 /// A reader asks for the lock, and waits for it.
-fn read(process: &mut Process, now: u64, lane: Lane) -> Ticket {
-    process.enqueue_with(at(now), Mode::Shared, Wait::Until(Moment::NEVER), lane)
+fn read(process: &mut Process, now: u64, scope: QueueScope) -> Ticket {
+    process.enqueue_with(at(now), Mode::Shared, Wait::Until(Moment::NEVER), scope)
 }
 
 /// Rule 2: each hand-over has its own token; after the limit one call releases the lease
@@ -112,7 +112,7 @@ fn a_waiter_looks_again() {
 #[test]
 fn attempts_do_not_wait() {
     let mut process = Process::new();
-    let attempt = process.enqueue_with(at(0), Mode::Exclusive, Wait::Try, Lane::Shared);
+    let attempt = process.enqueue_with(at(0), Mode::Exclusive, Wait::Try, QueueScope::Shared);
     let (call, claim) = process.acquire();
     assert!(!claim.queue);
     let waiter = process.enqueue(at(0));
@@ -135,15 +135,15 @@ fn attempts_do_not_wait() {
 #[test]
 fn readers_stop_joining_when_others_wait() {
     let mut process = Process::new();
-    let one = read(&mut process, 0, Lane::Shared);
+    let one = read(&mut process, 0, QueueScope::Shared);
     let (call, claim) = process.acquire();
     process.granted(at(1), call, 100, claim.tokens);
-    let two = read(&mut process, 2, Lane::Shared);
+    let two = read(&mut process, 2, QueueScope::Shared);
     assert_eq!(process.token(one), process.token(two), "local readers share a claim");
     process.tick(at(1_000));
     let (call, _) = process.call();
     process.renewed(at(1_001), call, true);
-    let three = read(&mut process, 1_002, Lane::Shared);
+    let three = read(&mut process, 1_002, QueueScope::Shared);
     let (call, own) = process.acquire();
     assert!(own.owner != claim.owner && own.instead_of.is_none(), "a claim of its own");
     process.queued(at(1_003), call);
@@ -158,13 +158,13 @@ fn readers_stop_joining_when_others_wait() {
 #[test]
 fn a_nested_reader_outlives_its_parent_in_a_retired_lease() {
     let mut process = Process::new();
-    let parent = read(&mut process, 0, Lane::Shared);
+    let parent = read(&mut process, 0, QueueScope::Shared);
     let (call, claim) = process.acquire();
     process.granted(at(1), call, 100, claim.tokens);
-    let nested = read(&mut process, 2, Lane::Nested(parent));
+    let nested = read(&mut process, 2, QueueScope::Nested(parent));
     assert_eq!(process.token(nested), 100);
     process.forget(at(3), parent);
-    let _next = read(&mut process, 1_500, Lane::Shared); // too late to join
+    let _next = read(&mut process, 1_500, QueueScope::Shared); // too late to join
     process.acquire();
     process.forget(at(1_501), nested);
     assert_eq!(process.release().1.owner, claim.owner);
@@ -176,7 +176,7 @@ fn nobody_enters_a_revoked_lock() {
     let (mut process, parent, call, _) = Process::acquiring(at(0));
     process.granted(at(1), call, 10, 5);
     process.step(|machine, actions| machine.revoke_all(actions));
-    let (mode, lane) = (Mode::Exclusive, Lane::Nested(parent));
-    let refused = process.request(at(2), "k", mode, Wait::Try, lane);
+    let (mode, scope) = (Mode::Exclusive, QueueScope::Nested(parent));
+    let refused = process.request(at(2), "k", mode, Wait::Try, scope);
     assert!(matches!(refused, Err(Refusal::Lost)), "{refused:?}");
 }

@@ -28,7 +28,7 @@
 //! all that time. So at any moment between the two looks all homes together had at most the
 //! sum of the first look, and exactly what the counters say was in transit.
 
-mod between;
+mod consistency;
 mod directory;
 mod moves;
 mod plan;
@@ -43,7 +43,7 @@ use std::sync::Arc;
 use dlock::Dlock;
 use futures_util::future::join_all;
 
-pub(crate) use self::between::compare as compare_homes;
+pub(crate) use self::consistency::compare as compare_homes;
 pub(crate) use self::directory::{Directory, home_of};
 pub use self::directory::{MAX_HOMES, Routing};
 pub(crate) use self::settings::newest as newest_settings;

@@ -56,7 +56,7 @@ impl Homes {
             }
         }
         Err(Error::Store(
-            dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory).saying(
+            dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory).with_message(
                 "units move between the homes of the inventory all the time, so it is not known whether it is sold out; nothing was taken; try again",
             ),
         ))

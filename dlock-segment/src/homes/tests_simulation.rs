@@ -18,8 +18,8 @@ use crate::error::{Error, Result};
 use crate::planted_bug::{Bug, PlantedBug};
 use crate::store::home::Home;
 use crate::store::{
-    Answer, Call, Change, Counts, Cursor, Durability, Entry, InventoryId, Page, Request, Settings,
-    Store, Terms, View,
+    Answer, Call, Change, Counts, Cursor, Durability, InventoryId, JournalEntry, Page, Request,
+    Settings, Store, Terms, View,
 };
 
 /// The homes, what happens to calls, and the history.
@@ -154,7 +154,7 @@ impl Store for World {
     fn records<'a>(&'a self, _: &'a InventoryId, _: Cursor) -> Call<'a, Page> {
         unimplemented!()
     }
-    fn journal<'a>(&'a self, _: &'a InventoryId, _: u64, _: usize) -> Call<'a, Vec<Entry>> {
+    fn journal<'a>(&'a self, _: &'a InventoryId, _: u64, _: usize) -> Call<'a, Vec<JournalEntry>> {
         unimplemented!()
     }
     fn durability(&self) -> Call<'_, Durability> {

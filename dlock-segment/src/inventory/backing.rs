@@ -52,7 +52,7 @@ pub(super) fn store(dlock: &Dlock) -> Result<Arc<dyn Store>> {
     let name = dlock.capabilities().name;
     Err(Error::Store(
         dlock::Error::new(dlock::ErrorKind::Unsupported, dlock::Operation::Inventory)
-            .saying(format!("{name}:// cannot keep an inventory, or dlock-segment was built without the feature for it; memory://, redis:// and SQL databases can")),
+            .with_message(format!("{name}:// cannot keep an inventory, or dlock-segment was built without the feature for it; memory://, redis:// and SQL databases can")),
     ))
 }
 
@@ -81,9 +81,10 @@ pub(super) fn refuse_after_shutdown(dlock: &Dlock) -> Result<()> {
         return Ok(());
     }
     Err(Error::Store(
-        dlock::Error::new(dlock::ErrorKind::ShuttingDown, dlock::Operation::Inventory).saying(
-            "shutdown() was called on this client, and nothing was sent; make a new client",
-        ),
+        dlock::Error::new(dlock::ErrorKind::ShuttingDown, dlock::Operation::Inventory)
+            .with_message(
+                "shutdown() was called on this client, and nothing was sent; make a new client",
+            ),
     ))
 }
 
@@ -92,7 +93,7 @@ pub(super) fn read_failed(error: Error) -> Error {
     match error {
         Error::Unknown(_) => Error::Store(
             dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
-                .saying("the store did not answer, or its answer cannot be read; try again"),
+                .with_message("the store did not answer, or its answer cannot be read; try again"),
         ),
         error => error,
     }

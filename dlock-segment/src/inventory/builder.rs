@@ -7,7 +7,7 @@ use dlock::{Dlock, Key};
 use super::Inventory;
 use super::backing::{on_driver, store};
 use super::checks::{checked_millis, checked_quantity, unix_millis};
-use super::several::{NewSale, Several, limit_needs_buyers};
+use super::sharded::{NewSale, ShardedInventory, limit_needs_buyers};
 use crate::MAX_SEGMENTS;
 use crate::error::{Error, Result};
 use crate::homes::{MAX_HOMES, Routing};
@@ -203,8 +203,8 @@ impl InventoryBuilder {
             let new = NewSale { key: key.clone(), terms, homes, routing };
             let mut clients = vec![self.dlock.clone()];
             clients.extend(self.servers.iter().cloned());
-            let (several, view) = Several::create(&clients, new).await?;
-            Inventory::of(&self.dlock, key, &view, Some(several))?
+            let (sharded, view) = ShardedInventory::create(&clients, new).await?;
+            Inventory::of(&self.dlock, key, &view, Some(sharded))?
         };
         if let Some(age) = self.sold_out_for {
             inventory = inventory.sold_out_for(age);

@@ -65,8 +65,8 @@ pub(super) fn unexpected(answer: &Answer) -> Error {
             Error::Invalid("the inventory limits each buyer; name the buyer with .buyer(id)".into())
         }
         Answer::Full => Error::Store(
-            dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Inventory).saying(
-                "too many ids that never came were cancelled or resolved, so nothing was settled; check who may call cancel and resolve, and try again after the retention",
+            dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Inventory).with_message(
+                "the limit of cancelled or resolved ids without a request is reached, so nothing was changed; check who may call cancel and resolve, and try again after the retention",
             ),
         ),
         Answer::NotSold => Error::Conflict(

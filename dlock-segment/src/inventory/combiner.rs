@@ -150,14 +150,14 @@ impl Drop for Sender {
 fn driver_ended() -> Error {
     Error::Store(
         dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
-            .saying("the client has shut down; connect a new one"),
+            .with_message("the client has shut down; connect a new one"),
     )
 }
 
 fn not_sent() -> Error {
     Error::Store(
         dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
-            .saying("the deadline passed before the request was sent, because the store answers too slowly; try again, or give it a longer .deadline(..)"),
+            .with_message("the deadline passed before the request was sent, because the store answers too slowly; try again, or give it a longer .deadline(..)"),
     )
 }
 
@@ -165,7 +165,7 @@ fn overloaded() -> Error {
     let pending = LIMITS.pending;
     Error::Store(
         dlock::Error::new(dlock::ErrorKind::Overloaded, dlock::Operation::Inventory)
-            .saying(format!("{pending} requests of this inventory wait to be sent; send fewer, e.g. with rate_limit_per_process()")),
+            .with_message(format!("{pending} requests of this inventory wait to be sent; send fewer, e.g. with rate_limit_per_process()")),
     )
 }
 

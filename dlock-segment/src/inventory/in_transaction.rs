@@ -11,7 +11,7 @@ use super::{DeductRequest, Deduction, Inventory, no_journal};
 use crate::error::{Error, Result};
 use crate::observe;
 use crate::store::sql::Sql;
-use crate::store::{Answer, Entry, InventoryId, Request, Snapshot, View};
+use crate::store::{Answer, InventoryId, JournalEntry, Request, Snapshot, View};
 
 impl DeductRequest<'_> {
     /// Buys the units inside a transaction of yours: if you commit, they are bought, and if
@@ -65,9 +65,9 @@ impl Inventory {
     fn sql(&self) -> Result<Sql> {
         let unsupported = |why: String| {
             let kind = dlock::ErrorKind::Unsupported;
-            Error::Store(dlock::Error::new(kind, dlock::Operation::Inventory).saying(why))
+            Error::Store(dlock::Error::new(kind, dlock::Operation::Inventory).with_message(why))
         };
-        if self.shared.several.is_some() {
+        if self.shared.sharded.is_some() {
             // Units of other homes could not be brought inside the transaction.
             return Err(unsupported(
                 "this inventory has several homes; make it with one home for transactions and the outbox".into(),
@@ -205,7 +205,7 @@ impl Outbox {
     ///
     /// # Cancel safety
     /// It can be dropped at any time.
-    pub async fn next(&self, limit: usize) -> Result<Vec<Entry>> {
+    pub async fn next(&self, limit: usize) -> Result<Vec<JournalEntry>> {
         let (id, reader) = (self.id(), self.reader.clone());
         let store = self.store.clone();
         let read = move |any: Arc<dyn crate::store::Store>| async move {

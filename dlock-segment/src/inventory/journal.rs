@@ -9,7 +9,7 @@ use super::Inventory;
 use super::InventoryBuilder;
 use super::backing::read_failed;
 use crate::error::{Error, Result};
-use crate::store::{Entry, Store};
+use crate::store::{JournalEntry, Store};
 
 /// About how many entries of the journal one call returns, of each home.
 const ENTRIES: usize = 1_000;
@@ -47,7 +47,7 @@ impl JournalCursor {
     }
 
     /// Takes note that an entry was processed.
-    pub fn advance(&mut self, entry: &Entry) {
+    pub fn advance(&mut self, entry: &JournalEntry) {
         let home = entry.home as usize;
         if self.0.len() <= home {
             self.0.resize(home + 1, 0);
@@ -104,10 +104,10 @@ impl Inventory {
     ///
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
-    pub async fn journal(&self, after: impl Into<JournalCursor>) -> Result<Vec<Entry>> {
+    pub async fn journal(&self, after: impl Into<JournalCursor>) -> Result<Vec<JournalEntry>> {
         let after = after.into();
-        if let Some(several) = &self.shared.several {
-            return several.journal(&after, ENTRIES).await.map_err(read_failed);
+        if let Some(sharded) = &self.shared.sharded {
+            return sharded.journal(&after, ENTRIES).await.map_err(read_failed);
         }
         let after = after.sequence(0);
         let inventory = self.shared.inventory.clone();

@@ -148,7 +148,7 @@ impl LeaseBuilder {
         self
     }
 
-    /// Sets how long a lot lasts: so long are the units of a process that died not for sale.
+    /// Sets how long a lot lasts. If the process dies, its units cannot be sold for this long.
     /// 10 s by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;

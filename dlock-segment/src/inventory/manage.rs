@@ -191,8 +191,7 @@ impl Inventory {
         self.change(Change::Rebalance).await
     }
 
-    /// Deletes the inventory and everything that is kept of it. Returns whether it was
-    /// there.
+    /// Deletes the inventory and all its data. Returns whether it existed.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
@@ -210,8 +209,8 @@ impl Inventory {
     /// # Cancel safety
     /// The inventory may have been deleted when this is dropped.
     pub async fn remove(&self) -> Result<bool> {
-        if let Some(several) = &self.shared.several {
-            return several.remove().await;
+        if let Some(sharded) = &self.shared.sharded {
+            return sharded.remove().await;
         }
         let inventory = self.shared.inventory.clone();
         self.call(move |store| async move { store.remove(&inventory).await }).await
@@ -236,16 +235,16 @@ impl Inventory {
     /// It only reads, so it can be dropped at any time.
     pub async fn health(&self) -> Health {
         let client = self.dlock.health().await;
-        let durability = match &self.shared.several {
-            Some(several) => several.durability().await,
+        let durability = match &self.shared.sharded {
+            Some(sharded) => sharded.durability().await,
             None => self.call(|store| async move { store.durability().await }).await,
         };
         Health { client, durability: durability.unwrap_or_default() }
     }
 
     async fn change(&self, change: Change) -> Result<Stock> {
-        if let Some(several) = &self.shared.several {
-            let stock = several.change(self, change).await?;
+        if let Some(sharded) = &self.shared.sharded {
+            let stock = sharded.change(self, change).await?;
             observe::changed(&self.shared.inventory.key, &change);
             return Ok(stock);
         }
@@ -279,10 +278,18 @@ impl Health {
     pub fn at_risk(&self) -> Option<&'static str> {
         match (self.durability.append_only, self.durability.fsync.as_deref()) {
             (Some(true), Some("always")) => None,
-            (Some(true), Some("everysec")) => Some("about a second of effects"),
-            (Some(true), _) => Some("effects since the system last wrote to disk"),
-            (Some(false), _) => Some("everything since the last snapshot, or everything"),
-            (None, _) => Some("not known: the server does not tell how it persists"),
+            (Some(true), Some("everysec")) => {
+                Some("a crash may lose about the last second of changes")
+            }
+            (Some(true), _) => {
+                Some("a crash may lose the changes since the operating system last flushed to disk")
+            }
+            (Some(false), _) => {
+                Some("a crash may lose all changes since the last snapshot, or everything")
+            }
+            (None, _) => Some(
+                "it is not known what a crash may lose: the server does not report how it persists",
+            ),
         }
     }
 }

@@ -7,7 +7,6 @@ mod builder;
 mod checks;
 mod combiner;
 mod creation_id;
-mod doubt;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod in_transaction;
 mod journal;
@@ -19,10 +18,11 @@ mod reconcile;
 mod request;
 mod reservation;
 mod sending;
-mod several;
+mod sharded;
 mod supply;
 #[cfg(all(test, feature = "redis"))]
 mod tests_idle;
+mod unknown_outcomes;
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -41,7 +41,6 @@ use self::backing::{Backing, read_failed, refuse_after_shutdown};
 pub use self::builder::InventoryBuilder;
 use self::checks::{checked_id, checked_millis, checked_own_id, unexpected};
 pub use self::creation_id::CreationId;
-use self::doubt::Doubts;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use self::in_transaction::Outbox;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -55,11 +54,12 @@ pub use self::outcome::{
     Confirmation, Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
     WriteOff,
 };
-pub use self::reconcile::{Difference, DifferenceKind, Order, OrderState, Reconciliation};
+pub use self::reconcile::{Difference, DifferenceKind, OrderState, Reconciliation, ShopOrder};
 pub use self::request::{DeductRequest, ReserveRequest};
 pub use self::reservation::ReservationHandle;
-use self::several::{Hint, Several};
+use self::sharded::{Hint, ShardedInventory};
 pub use self::supply::{RefundRequest, RestockRequest, WriteOffRequest};
+use self::unknown_outcomes::UnknownOutcomes;
 use crate::error::{Error, Result};
 use crate::homes::Routing;
 use crate::store::{Answer, Counts, InventoryId, Request, Snapshot, Store};
@@ -105,9 +105,9 @@ pub(crate) struct Shared {
     inventory: InventoryId,
     backing: Backing,
     admission: Admission,
-    doubts: Doubts,
+    unknown_outcomes: UnknownOutcomes,
     /// All homes, if there are several; then `backing` is that of the first.
-    several: Option<Arc<Several>>,
+    sharded: Option<Arc<ShardedInventory>>,
     open: Weak<OpenInventories>,
 }
 
@@ -149,13 +149,13 @@ impl Inventory {
 
     /// How requests find their home; `None` if the inventory has one home.
     pub fn routing(&self) -> Option<Routing> {
-        self.shared.several.as_ref().map(|several| several.directory.routing)
+        self.shared.sharded.as_ref().map(|sharded| sharded.directory.routing)
     }
 
     /// How many times this process brought units from one home to another so far; 0 if the
     /// inventory has one home.
     pub fn moves(&self) -> u64 {
-        self.shared.several.as_ref().map_or(0, |several| several.balancer.moves())
+        self.shared.sharded.as_ref().map_or(0, |sharded| sharded.balancer.moves())
     }
 
     /// The name of the inventory.
@@ -291,8 +291,8 @@ impl Inventory {
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
     pub async fn stock(&self) -> Result<Stock> {
-        if let Some(several) = &self.shared.several {
-            return several.stock(self).await.map_err(read_failed);
+        if let Some(sharded) = &self.shared.sharded {
+            return sharded.stock(self).await.map_err(read_failed);
         }
         loop {
             let inventory = self.shared.inventory.clone();
@@ -329,8 +329,8 @@ impl Inventory {
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
     pub async fn segments(&self) -> Result<(Stock, Vec<Counts>)> {
-        if let Some(several) = &self.shared.several {
-            return several.segments().await.map_err(read_failed);
+        if let Some(sharded) = &self.shared.sharded {
+            return sharded.segments().await.map_err(read_failed);
         }
         let inventory = self.shared.inventory.clone();
         let read = self.call(move |store| async move { store.counts(&inventory).await });
@@ -357,8 +357,8 @@ impl Inventory {
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
     pub async fn audit(&self) -> Result<Audit> {
-        if let Some(several) = &self.shared.several {
-            return several.audit().await.map_err(read_failed);
+        if let Some(sharded) = &self.shared.sharded {
+            return sharded.audit().await.map_err(read_failed);
         }
         let inventory = self.shared.inventory.clone();
         self.call(move |store| async move { audit::of(&*store, &inventory).await })

@@ -7,8 +7,8 @@ use dlock::{Dlock, IntoKey, Key};
 use super::admission::Admission;
 use super::backing::{Backing, on_driver, read_failed, store};
 use super::combiner::LIMITS;
-use super::doubt::Doubts;
-use super::several::Several;
+use super::sharded::ShardedInventory;
+use super::unknown_outcomes::UnknownOutcomes;
 use super::{CreationId, Inventory, OpenInventories, SOLD_OUT_FOR, Shared};
 use crate::error::{Error, Result};
 use crate::store::{InventoryId, Store, View};
@@ -120,8 +120,8 @@ impl Inventory {
         {
             return Self::of(dlock, key, view, None);
         }
-        match Several::open(servers, &key, birth).await.map_err(read_failed)? {
-            Some((several, view)) => Self::of(dlock, key, &view, Some(several)),
+        match ShardedInventory::open(servers, &key, birth).await.map_err(read_failed)? {
+            Some((sharded, view)) => Self::of(dlock, key, &view, Some(sharded)),
             None => Self::of(dlock, key, &opened?, None),
         }
     }
@@ -130,7 +130,7 @@ impl Inventory {
         dlock: &Dlock,
         key: Key,
         view: &View,
-        several: Option<Several>,
+        sharded: Option<ShardedInventory>,
     ) -> Result<Self> {
         let inventory = InventoryId { key, birth: view.birth };
         let all = dlock.extension::<OpenInventories>();
@@ -143,8 +143,8 @@ impl Inventory {
                     inventory: inventory.clone(),
                     backing: Backing::new(dlock, &inventory, LIMITS)?,
                     admission: Admission::default(),
-                    doubts: Doubts::default(),
-                    several: several.map(Arc::new),
+                    unknown_outcomes: UnknownOutcomes::default(),
+                    sharded: sharded.map(Arc::new),
                     open: Arc::downgrade(&all),
                 });
                 open.insert((inventory.key.clone(), inventory.birth), Arc::downgrade(&shared));

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::backing::read_failed;
 use super::checks::{checked_id, checked_quantity};
-use super::several::Hint;
+use super::sharded::Hint;
 use super::{Inventory, audit};
 use crate::error::{Error, Result};
 use crate::store::{Answer, Id, Record, Request, Status, View};
@@ -24,7 +24,7 @@ const LISTED: usize = 10_000;
 
 /// An order as the shop's own records have it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
+pub struct ShopOrder {
     /// The operation id under which it was sent.
     pub operation: String,
     /// The units that are sold or reserved now, without those that were given back.
@@ -40,7 +40,7 @@ pub struct Order {
     pub at: Option<u64>,
 }
 
-/// The state of an [`Order`].
+/// The state of a [`ShopOrder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -153,10 +153,10 @@ impl Inventory {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
     /// # let dlock = dlock::Dlock::connect("memory://").await?;
-    /// use dlock_segment::{DifferenceKind, Inventory, Order, OrderState};
+    /// use dlock_segment::{DifferenceKind, Inventory, OrderState, ShopOrder};
     ///
     /// let sale = Inventory::builder(&dlock, "phone").stock(10).create().await?;
-    /// let order = |id: &str, quantity| Order {
+    /// let order = |id: &str, quantity| ShopOrder {
     ///     operation: id.into(), quantity, state: OrderState::Sold, buyer: None, at: None,
     /// };
     /// let orders = futures_util::stream::iter([order("order-1", 2), order("order-2", 1)]);
@@ -174,7 +174,7 @@ impl Inventory {
     /// Some orders may have been corrected when it is dropped; call it again.
     pub async fn reconcile(
         &self,
-        orders: impl Stream<Item = Order>,
+        orders: impl Stream<Item = ShopOrder>,
         apply: bool,
     ) -> Result<Reconciliation> {
         let mut report = Reconciliation::default();
@@ -218,7 +218,7 @@ impl Inventory {
         Ok(report)
     }
 
-    fn hint(&self, order: &Order) -> Result<Hint> {
+    fn hint(&self, order: &ShopOrder) -> Result<Hint> {
         let buyer = match &order.buyer {
             Some(buyer) => Some(checked_id("buyer's id", buyer)?),
             None => None,
@@ -226,7 +226,7 @@ impl Inventory {
         Ok(Hint { buyer, home: None })
     }
 
-    async fn look_up(&self, order: &Order) -> Result<Option<Record>> {
+    async fn look_up(&self, order: &ShopOrder) -> Result<Option<Record>> {
         let id = checked_id("operation id", &order.operation)?;
         let (look, hint) = (Request::Look { operation: id.clone() }, self.hint(order)?);
         match self.send_to(look, &hint, Some(&id), self.deadline(None)?).await? {
@@ -237,7 +237,7 @@ impl Inventory {
 
     async fn correct(
         &self,
-        order: &Order,
+        order: &ShopOrder,
         found: Option<&Record>,
         correction: &Correction,
     ) -> Result<bool> {
@@ -299,8 +299,8 @@ impl Inventory {
 
     /// The records of each home.
     async fn all_records(&self) -> Result<Vec<audit::Records>> {
-        match &self.shared.several {
-            Some(several) => several.all_records().await,
+        match &self.shared.sharded {
+            Some(sharded) => sharded.all_records().await,
             None => {
                 let inventory = self.shared.inventory.clone();
                 let read = move |store: std::sync::Arc<dyn crate::store::Store>| async move {
@@ -315,8 +315,8 @@ impl Inventory {
 
 impl Inventory {
     async fn all_views(&self) -> Result<Vec<View>> {
-        if let Some(several) = &self.shared.several {
-            return several.all_views().await.map_err(read_failed);
+        if let Some(sharded) = &self.shared.sharded {
+            return sharded.all_views().await.map_err(read_failed);
         }
         let inventory = self.shared.inventory.clone();
         let view = self.call(move |store| async move { store.view(&inventory).await }).await;
@@ -335,7 +335,7 @@ impl Inventory {
 }
 
 /// What does not agree, by how many units, and what corrects it.
-fn compare(order: &Order, found: Option<&Record>) -> Option<(DifferenceKind, u64, Correction)> {
+fn compare(order: &ShopOrder, found: Option<&Record>) -> Option<(DifferenceKind, u64, Correction)> {
     use DifferenceKind::{Missing, NotConfirmed, NotReserved, TooFew, TooMany};
     let wanted = order.quantity;
     let is_held = found.is_some_and(|record| record.status == Status::Reserved);

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::checks::{checked_id, checked_millis, unexpected};
 use super::outcome::Origin;
-use super::several::Hint;
+use super::sharded::Hint;
 use super::{Confirmation, Hold, HoldState, Inventory, Receipt};
 use crate::error::{Error, Result};
 use crate::store::{Answer, Id, Record, Request};
@@ -163,7 +163,7 @@ impl<'a> ReservationHandle<'a> {
     /// # use dlock_segment::HoldState;
     /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
     /// # let _ = sale.reserve(2).operation("order-1").send().await?;
-    /// let hold = sale.reservation("order-1").look().await?;
+    /// let hold = sale.reservation("order-1").get().await?;
     /// assert_eq!((hold.receipt.quantity, hold.state), (2, HoldState::Open));
     /// # Ok(()) }
     /// ```
@@ -173,7 +173,7 @@ impl<'a> ReservationHandle<'a> {
     ///
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
-    pub async fn look(&self) -> Result<Hold> {
+    pub async fn get(&self) -> Result<Hold> {
         let id = checked_id("operation id", &self.operation)?;
         let deadline = self.inventory.deadline(self.deadline)?;
         let (_, origin, record) =

@@ -4,8 +4,8 @@ use tokio::time::Instant;
 
 use super::Inventory;
 use super::backing::{Backing, refuse_after_shutdown};
-use super::doubt::Doubts;
-use super::several::Hint;
+use super::sharded::Hint;
+use super::unknown_outcomes::UnknownOutcomes;
 use crate::error::Result;
 use crate::observe;
 use crate::store::{Answer, Id, InventoryId, Request, Snapshot};
@@ -35,14 +35,16 @@ impl Inventory {
             Request::Look { .. } | Request::Resolve { .. } | Request::Extend { .. }
         );
         let shared = &*self.shared;
-        let answered = match &shared.several {
+        let answered = match &shared.sharded {
             None => {
                 let backing = &shared.backing;
-                backing.send(&shared.inventory, &shared.doubts, request, id, deadline, true).await
+                backing
+                    .send(&shared.inventory, &shared.unknown_outcomes, request, id, deadline, true)
+                    .await
             }
-            Some(several) => several.send(self, request, hint, id, deadline).await,
+            Some(sharded) => sharded.send(self, request, hint, id, deadline).await,
         };
-        if let (Ok((snapshot, answer)), None) = (&answered, &shared.several) {
+        if let (Ok((snapshot, answer)), None) = (&answered, &shared.sharded) {
             shared.admission.update(snapshot, answer, self.sold_out_for);
         }
         observe::answered(&shared.inventory.key, &answered, only_reads);
@@ -52,8 +54,8 @@ impl Inventory {
     /// Spreads units that came to one home over the others. If it fails, they are brought to
     /// a home when it needs them.
     pub(super) async fn spread(&self) {
-        if let Some(several) = &self.shared.several {
-            let _ = several.balance(true).await;
+        if let Some(sharded) = &self.shared.sharded {
+            let _ = sharded.balance(true).await;
         }
     }
 }
@@ -64,7 +66,7 @@ impl Backing {
     pub(super) async fn send(
         &self,
         inventory: &InventoryId,
-        doubts: &Doubts,
+        unknown_outcomes: &UnknownOutcomes,
         request: Request,
         id: Option<&Id>,
         deadline: Instant,
@@ -80,7 +82,9 @@ impl Backing {
                 }
             },
             Backing::Remote(_, combiner) => match id {
-                Some(id) => doubts.settle(combiner, request, id, deadline, is_final).await,
+                Some(id) => {
+                    unknown_outcomes.settle(combiner, request, id, deadline, is_final).await
+                }
                 None => combiner.send(request).until(deadline).await,
             },
         }

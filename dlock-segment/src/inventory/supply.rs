@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::checks::{WHOLE_REFUND, checked_id, checked_optional_id, checked_quantity, unexpected};
 use super::request::UnitRequest;
-use super::several::Hint;
+use super::sharded::Hint;
 use super::{Inventory, Receipt, Refund, WriteOff};
 use crate::error::{Error, Result};
 use crate::store::{Answer, Id, Record, Request, Status};

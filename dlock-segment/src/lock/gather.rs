@@ -29,7 +29,7 @@ use super::options::{Options, Setting, with_options};
 /// [`SegmentedLock::merge`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Share {
+pub struct SegmentShare {
     /// The segment.
     pub segment: Segment,
     /// The number of units, at least 1.
@@ -106,15 +106,15 @@ impl SegmentedLock {
     where
         A: FnMut(Segment) -> U,
         U: Future<Output = Result<u64, E>>,
-        F: FnOnce(Vec<Share>) -> B,
+        F: FnOnce(Vec<SegmentShare>) -> B,
         B: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
         let layout = self.layout.clone()?;
         if want == 0 {
             return Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
-                .on(&layout.key)
-                .saying("gather() was asked for 0 units; ask for at least 1")
+                .with_key(&layout.key)
+                .with_message("gather() was asked for 0 units; ask for at least 1")
                 .into());
         }
         let Some(held) = self.gathered(&layout, want, &mut available).await? else {
@@ -180,7 +180,7 @@ impl SegmentedLock {
     where
         A: FnMut(Segment) -> U,
         U: Future<Output = Result<u64, E>>,
-        F: FnOnce(Vec<Share>, Share) -> B,
+        F: FnOnce(Vec<SegmentShare>, SegmentShare) -> B,
         B: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
@@ -301,8 +301,8 @@ impl Held {
     }
 
     /// All that each segment has.
-    fn shares(&self, layout: &Layout) -> Vec<Share> {
-        let share = |(index, units, guard): &(usize, u64, Guard)| Share {
+    fn shares(&self, layout: &Layout) -> Vec<SegmentShare> {
+        let share = |(index, units, guard): &(usize, u64, Guard)| SegmentShare {
             segment: layout.segments[*index].clone(),
             units: *units,
             token: guard.token(),

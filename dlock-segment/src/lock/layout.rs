@@ -55,7 +55,9 @@ impl fmt::Debug for Segment {
 impl Layout {
     pub(super) fn new(key: Key, specs: Vec<SegmentSpec>) -> Result<Self> {
         let invalid = |what: String| {
-            Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(&key).saying(what))
+            Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
+                .with_key(&key)
+                .with_message(what))
         };
         if specs.is_empty() || specs.len() > MAX_SEGMENTS as usize {
             return invalid(format!("a segmented lock has 1 to {MAX_SEGMENTS} segments"));
@@ -107,8 +109,8 @@ impl Layout {
             let position = order.iter().position(|&at| is_preferred(&segments[at], wanted));
             let Some(at) = position else {
                 return Err(Error::new(ErrorKind::Invalid, Operation::Acquire)
-                    .on(&self.key)
-                    .saying(format!(
+                    .with_key(&self.key)
+                    .with_message(format!(
                         "`prefer` names the segment {wanted:?}, which does not exist; give the name of a segment, or its number from 0 if the segments have no names"
                     )));
             };

@@ -30,7 +30,7 @@ use rand::RngExt as _;
 use tokio::time::Instant;
 
 use self::dry_segments::{DrySegments, until};
-pub use self::gather::Share;
+pub use self::gather::SegmentShare;
 pub use self::layout::Segment;
 use self::layout::{Layout, SegmentSpec};
 use self::options::{Options, Setting, with_options};
@@ -393,8 +393,8 @@ impl Segments {
         }
         if self.holds_a_guard(layout) {
             return Err(Error::new(ErrorKind::WouldDeadlock, Operation::Acquire)
-                .on(&layout.key)
-                .saying(
+                .with_key(&layout.key)
+                .with_message(
                     "every segment left is busy, and a guard of this pass is still held, so two tasks could wait for each other; drop the guard before next(), or use gather()",
                 ));
         }

@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 /// The longest name of a table or a column that all databases take.
 const MAX_NAME: usize = 63;
 
-/// The value that tells the rows of a table apart: a number or a text.
+/// The value that tells the rows of a table apart: a number or a string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ColumnKey {
     /// For a key that is a whole number.
     Number(i64),
-    /// For a key that is a text.
+    /// For a key that is a string.
     Text(String),
 }
 

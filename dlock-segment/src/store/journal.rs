@@ -78,7 +78,7 @@ impl Effect {
 /// An entry of the journal: [`Inventory::journal`](crate::Inventory::journal).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Entry {
+pub struct JournalEntry {
     /// The home of the inventory that wrote it; 0 if there is only one.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub home: u32,

@@ -15,8 +15,8 @@ use rand::RngExt as _;
 
 use super::home::Home;
 use super::{
-    Answer, Call, Change, Counts, Cursor, Durability, Entry, InventoryId, Page, Request, Store,
-    Terms, View, missing,
+    Answer, Call, Change, Counts, Cursor, Durability, InventoryId, JournalEntry, Page, Request,
+    Store, Terms, View, missing,
 };
 use crate::error::{Error, Result};
 use crate::planted_bug::{Bug, PlantedBug};
@@ -244,7 +244,7 @@ impl Store for Memory {
         inventory: &'a InventoryId,
         after: u64,
         limit: usize,
-    ) -> Call<'a, Vec<Entry>> {
+    ) -> Call<'a, Vec<JournalEntry>> {
         done(self.with(inventory, |home, _| home.entries(after, limit)))
     }
 

@@ -77,7 +77,7 @@ pub(crate) mod home;
 mod journal;
 pub mod memory;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite"))]
-mod record_text;
+mod record_codec;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
@@ -91,7 +91,7 @@ mod view;
 
 pub use self::generations::Generations;
 pub(crate) use self::journal::is_zero;
-pub use self::journal::{Effect, Entry};
+pub use self::journal::{Effect, JournalEntry};
 pub use self::terms::Terms;
 pub(crate) use self::view::Snapshot;
 pub use self::view::{Settings, View};
@@ -423,7 +423,7 @@ pub trait Store: Send + Sync + 'static {
     fn open<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View>;
     /// Reads the inventory, after some expired reservations were given back.
     fn view<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, View>;
-    /// Deletes an inventory and everything that is kept of it, and remembers for a day that
+    /// Deletes an inventory and all its data, and remembers for a day that
     /// it was removed and not lost. Answers whether it was there.
     fn remove<'a>(&'a self, inventory: &'a InventoryId) -> Call<'a, bool>;
     /// Applies a batch, beginning with any segment. Answers each request, in order.
@@ -455,7 +455,7 @@ pub trait Store: Send + Sync + 'static {
         inventory: &'a InventoryId,
         after: u64,
         limit: usize,
-    ) -> Call<'a, Vec<Entry>>;
+    ) -> Call<'a, Vec<JournalEntry>>;
     /// Reads what the server would keep after a crash.
     fn durability(&self) -> Call<'_, Durability>;
     /// Reads the directory of homes that the home was made with; empty if it is the only one.

@@ -333,7 +333,7 @@ impl<S: Compared> Both<S> {
         }
         // Anonymous deductions of a batch that are alike are one entry in Redis, and
         // what expires at one moment does so in any order.
-        let sum = |entries: &mut Vec<super::Entry>, effect| {
+        let sum = |entries: &mut Vec<super::JournalEntry>, effect| {
             let of = entries.extract_if(.., |entry| {
                 entry.effect == effect
                     && (entry.operation.is_none() || effect == super::Effect::Expired)

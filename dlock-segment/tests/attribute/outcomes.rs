@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::{Body, Dlock, Error, ErrorKind, State};
+use dlock::{BodyStatus, Dlock, Error, ErrorKind, State};
 use dlock_segment::{SegmentOutcome, segmented_lock};
 
 use super::common::{self, Place, eventually};
@@ -22,13 +22,13 @@ on_both_stores!(
 
 #[derive(Debug, PartialEq)]
 enum AppError {
-    Lock(ErrorKind, Body),
+    Lock(ErrorKind, BodyStatus),
     Own(usize),
 }
 
 impl From<Error> for AppError {
     fn from(error: Error) -> Self {
-        AppError::Lock(error.kind(), error.body())
+        AppError::Lock(error.kind(), error.body_status())
     }
 }
 
@@ -57,7 +57,7 @@ async fn busy_segments_are_passed_over_then_told(place: Place) {
     // The release is sent without waiting for the answer.
     let one = other.mutex("stock:1").lock().await.unwrap();
     let busy = index(&place.dlock, &ran).await.unwrap_err();
-    assert_eq!(busy, AppError::Lock(ErrorKind::TimedOut, Body::NotRun));
+    assert_eq!(busy, AppError::Lock(ErrorKind::TimedOut, BodyStatus::NotRun));
     assert_eq!(ran.load(Ordering::SeqCst), 10);
     drop((zero, one, two));
     assert_nothing_is_left(&place).await;
@@ -122,7 +122,7 @@ async fn lost_and_cancelled(place: Place) {
     entered(&trace).await;
     break_what_is_held(&place).await;
     let error = running.await.unwrap().unwrap_err();
-    assert_eq!(error, AppError::Lock(ErrorKind::Lost, Body::Cancelled));
+    assert_eq!(error, AppError::Lock(ErrorKind::Lost, BodyStatus::Cancelled));
     assert!(trace.dropped.load(Ordering::SeqCst), "the body is gone");
     assert_eq!(trace.entered.load(Ordering::SeqCst), 2, "it does not go on elsewhere");
     assert_nothing_is_left(&place).await;
@@ -176,7 +176,7 @@ async fn anything(
 }
 
 async fn unusable_segments_and_keys(place: Place) {
-    let invalid = Err(AppError::Lock(ErrorKind::Invalid, Body::NotRun));
+    let invalid = Err(AppError::Lock(ErrorKind::Invalid, BodyStatus::NotRun));
     let many: Vec<String> = (0..4_097).map(|number| number.to_string()).collect();
     for (key, segments) in [
         ("stock", Vec::new()),

@@ -82,7 +82,7 @@ async fn a_refunded_reservation_is_not_confirmed_again(place: Place) {
         }
         assert!(matches!(sale.resolve("r").await.unwrap(), Resolved::Refunded(_)));
         assert_eq!(reservation.cancel().await.unwrap(), HoldState::Refunded);
-        assert_eq!(reservation.look().await.unwrap().state, HoldState::Refunded);
+        assert_eq!(reservation.get().await.unwrap().state, HoldState::Refunded);
     }
     assert_eq!(counts(&sale).await, (5, 0, 0));
     clean_audit(&sale).await;

@@ -117,7 +117,7 @@ async fn extend_is_done_once(place: Place) {
     assert_eq!(reservation.extend(minute / 2).await.unwrap(), hold, "never shorter");
     let longer = reservation.extend(2 * minute).await.unwrap();
     assert!(longer.expires_at > hold.expires_at + 50_000);
-    assert_eq!(reservation.look().await.unwrap(), longer);
+    assert_eq!(reservation.get().await.unwrap(), longer);
     assert_eq!(reservation.cancel().await.unwrap(), HoldState::Cancelled);
     let late = reservation.extend(minute).await;
     assert!(matches!(late, Err(Error::NotHeld(HoldState::Cancelled))), "{late:?}");

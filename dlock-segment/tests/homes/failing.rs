@@ -132,7 +132,10 @@ async fn a_home_that_went_back_is_found_out() {
     let said: Vec<&str> = audit.disagreements.iter().map(|it| &*it.what).collect();
     let lost = format!("lost the sending of {sent} units, and has them too");
     assert!(said.iter().any(|what| what.contains("home 1") && what.contains(&lost)), "{said:#?}");
-    assert!(said.iter().any(|what| what.contains("home 1 went back from change")), "{said:#?}");
+    assert!(
+        said.iter().any(|what| what.contains("home 1 lost data: it is at change")),
+        "{said:#?}"
+    );
     assert_eq!(said.len(), 2, "and nothing else: {said:#?}");
     // Whoever looks next takes them out again: they are not sold twice.
     let elsewhere = open().await.sold_out_for(Duration::ZERO);
@@ -153,7 +156,10 @@ async fn a_home_that_went_back_is_found_out() {
     assert_eq!((audit.in_transit, audit.disagreements.len()), (sent, 0), "{audit:#?}");
     let mine = sale.audit().await.unwrap();
     let said: Vec<&str> = mine.disagreements.iter().map(|it| &*it.what).collect();
-    assert!(said.iter().any(|what| what.contains("home 0 went back from change")), "{said:#?}");
+    assert!(
+        said.iter().any(|what| what.contains("home 0 lost data: it is at change")),
+        "{said:#?}"
+    );
     taken(elsewhere.deduct(20).operation("all-again").send().await.unwrap());
     assert_eq!(elsewhere.stock().await.unwrap().in_transit, 0);
 }

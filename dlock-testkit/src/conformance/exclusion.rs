@@ -208,7 +208,7 @@ pub(super) async fn all_of_releases_on_failure(suite: &Suite) {
 struct NoOpListener;
 
 impl Listener for NoOpListener {
-    fn notice(&self, _: &Key, _: Owner, _: Notice) {}
+    fn on_notice(&self, _: &Key, _: Owner, _: Notice) {}
 }
 
 fn claim(suite: &Suite, key: &str, owner: u128) -> Claim {

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use dlock_segment::{Effect, Entry, Inventory, JournalCursor, Resolved};
+use dlock_segment::{Effect, Inventory, JournalCursor, JournalEntry, Resolved};
 
 use super::{Mix, PER_BUYER, REST, Soak};
 
@@ -71,9 +71,9 @@ pub(super) async fn replay(sale: &Inventory, soak: Soak, lost_sends: u64) -> u64
 }
 
 impl Ledger {
-    fn enter(&mut self, entry: Entry) {
+    fn enter(&mut self, entry: JournalEntry) {
         let what = format!("{entry:?}");
-        let Entry { effect, operation, whose, quantity, .. } = entry;
+        let JournalEntry { effect, operation, whose, quantity, .. } = entry;
         match effect {
             // A home may sell what it received before its sender's journal is read.
             Effect::Sent => self.in_transit += quantity as i64,

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use dlock::{Config, Dlock};
-use dlock_segment::{Deduction, Effect, Entry, Inventory};
+use dlock_segment::{Deduction, Effect, Inventory, JournalEntry};
 use sqlx::PgPool;
 
 const STOCK: u64 = 100_000;
@@ -51,7 +51,7 @@ fn number(number: u64) -> Result<i64> {
 }
 
 /// What an entry adds to the units that are sold.
-fn sold(entry: &Entry) -> Result<i64> {
+fn sold(entry: &JournalEntry) -> Result<i64> {
     let units = number(entry.quantity)?;
     Ok(match entry.effect {
         Effect::Taken | Effect::Confirmed => units,

@@ -86,11 +86,16 @@ impl Shared {
             }
         }
         Err(Error::new(ErrorKind::Unavailable, Operation::Break)
-            .saying("the key changes all the time; try again"))
+            .with_message("the key changes all the time; try again"))
     }
 
     /// Tells the client of dlock that has this key of a broken lock, if one has.
-    pub(super) async fn tell_of_break(&self, path: &str, by: &Holder, entry: &Entry) -> Result<()> {
+    pub(super) async fn send_break_notice(
+        &self,
+        path: &str,
+        by: &Holder,
+        entry: &Entry,
+    ) -> Result<()> {
         if let Some(operation) = notice_of_break(path, by, entry) {
             let _ = self.transact(Operation::Break, &[operation]).await?;
         }
@@ -104,13 +109,13 @@ impl Shared {
     }
 
     /// A lock of this client was broken.
-    fn told_of_break(&self, notice: BreakNotice) {
+    fn on_break_notice(&self, notice: BreakNotice) {
         let owner = notice.owner();
         let (Some(owner), Some(key)) = (owner, self.layout.key(&notice.path)) else { return };
         let by = notice.by;
         self.locks.lock().released(owner);
         if let Some(listener) = self.listener() {
-            listener.notice(&key, owner, Notice::Lost(LossReason::Broken { by }));
+            listener.on_notice(&key, owner, Notice::Lost(LossReason::Broken { by }));
         }
     }
 }
@@ -140,7 +145,7 @@ pub(super) async fn await_notices(shared: Weak<Shared>, session: Arc<Session>) {
                 let found = serde_json::from_slice::<Vec<Entry>>(&body).unwrap_or_default();
                 let read: Vec<_> = found.iter().map(|entry| Op::delete(&entry.key)).collect();
                 for notice in found.iter().filter_map(Entry::value) {
-                    shared.told_of_break(notice);
+                    shared.on_break_notice(notice);
                 }
                 for some in read.chunks(super::COMBINED) {
                     let _ = shared.transact(Operation::Inspect, some).await;

@@ -179,8 +179,9 @@ impl Shared {
                 Err(error) => {
                     for part in parts {
                         let request = &requests[part.place];
-                        let error = error.clone().during(request.operation());
-                        answers[part.place] = Some(request.failed(error.on(&request.claim().key)));
+                        let error = error.clone().with_operation(request.operation());
+                        answers[part.place] =
+                            Some(request.failed(error.with_key(&request.claim().key)));
                     }
                     return alone;
                 }
@@ -212,8 +213,10 @@ impl Shared {
     fn granted_by(self: &Arc<Self>, claim: &Claim, results: &[Entry]) -> Result<AcquireOutcome> {
         let path = self.layout.path(&claim.key)?;
         let Some(entry) = results.iter().rfind(|entry| entry.key == path) else {
-            let silence = Error::new(ErrorKind::Unknown, Operation::Acquire).on(&claim.key);
-            return Err(silence.saying("Consul did not say by which write the lock was granted"));
+            let silence = Error::new(ErrorKind::Unknown, Operation::Acquire).with_key(&claim.key);
+            return Err(
+                silence.with_message("Consul did not say by which write the lock was granted")
+            );
         };
         self.grant(claim, entry)
     }
@@ -222,7 +225,7 @@ impl Shared {
     fn grant(&self, claim: &Claim, entry: &Entry) -> Result<AcquireOutcome> {
         let index = entry.modify_index;
         let Some(first) = first_token(index) else {
-            return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire).on(&claim.key).saying(
+            return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire).with_key(&claim.key).with_message(
                 format!("the index of Consul is {index}, and fencing tokens end at 2^43; no lock is granted"),
             ));
         };
@@ -230,8 +233,8 @@ impl Shared {
         let session = session.filter(|it| !it.has_ended() && entry.holder() == Some(&it.id));
         let Some(session) = session else {
             return Err(Error::new(ErrorKind::Unavailable, Operation::Acquire)
-                .on(&claim.key)
-                .saying("the session with Consul ended in the meantime"));
+                .with_key(&claim.key)
+                .with_message("the session with Consul ended in the meantime"));
         };
         self.locks.lock().granted(claim.owner, &entry.key, index);
         let grant = Grant { first, count: TOKENS };
@@ -255,11 +258,11 @@ impl Shared {
         match (request, session) {
             (Request::Acquire(claim), Some(session)) => {
                 let acquired = self.acquire_alone(claim, &session).await;
-                Answer::Acquire(acquired.map_err(|error| error.on(&claim.key)))
+                Answer::Acquire(acquired.map_err(|error| error.with_key(&claim.key)))
             }
             (Request::Release(claim, _), _) => {
                 let released = self.release_alone(claim).await;
-                Answer::Release(released.map_err(|error| error.on(&claim.key)))
+                Answer::Release(released.map_err(|error| error.with_key(&claim.key)))
             }
             (request, _) => request.unanswered(),
         }
@@ -319,7 +322,7 @@ impl Shared {
                     if is(OperationError::is_invalid_session) {
                         self.session_ended(session);
                         return Err(Error::new(ErrorKind::Unavailable, Operation::Acquire)
-                            .saying("the session with Consul has ended; a new one is made"));
+                            .with_message("the session with Consul has ended; a new one is made"));
                     }
                     if is(|error| error.op_index == 0) {
                         // A change of the fence was not answered, or somebody removed it.
@@ -395,7 +398,7 @@ impl Shared {
             }
         }
         Err(Error::new(ErrorKind::Unavailable, Operation::Release)
-            .saying("the key changes all the time; it is tried again"))
+            .with_message("the key changes all the time; it is tried again"))
     }
 
     /// Removes what releases could not: their callers do not wait for it any more.
@@ -421,9 +424,11 @@ fn check_flags(entry: &Entry, claim: &Claim) -> Result<()> {
         SEMAPHORE_FLAGS => "a semaphore (`consul lock -n`)".to_owned(),
         flags => format!("something else (its flags are {flags:#x})"),
     };
-    Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(&claim.key).saying(format!(
-        "the key of this lock in Consul is used for {used_for}; choose another key or namespace"
-    )))
+    Err(Error::new(ErrorKind::Invalid, Operation::Acquire).with_key(&claim.key).with_message(
+        format!(
+            "the key of this lock in Consul is used for {used_for}; choose another key or namespace"
+        ),
+    ))
 }
 
 /// Nobody has the lock, and nobody gets it yet.

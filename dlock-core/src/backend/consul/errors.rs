@@ -36,10 +36,10 @@ impl Failure {
     pub(super) fn error(self, operation: Operation, address: &str) -> Error {
         let Failure { may_have_arrived, why } = self;
         match may_have_arrived {
-            true => Error::new(ErrorKind::Unknown, operation).saying(format!(
+            true => Error::new(ErrorKind::Unknown, operation).with_message(format!(
                 "Consul at {address} did not answer: {why}; the change may or may not have been made"
             )),
-            false => Error::new(ErrorKind::Unavailable, operation).saying(format!(
+            false => Error::new(ErrorKind::Unavailable, operation).with_message(format!(
                 "cannot reach Consul at {address}: {why}; check that an agent runs there and that nothing is in between"
             )),
         }
@@ -54,7 +54,7 @@ pub(super) fn refused(response: &Response, operation: Operation, address: &str) 
         return denied(operation, address);
     }
     if text.contains("No path to datacenter") {
-        return Error::new(ErrorKind::Config, operation).saying(format!(
+        return Error::new(ErrorKind::Config, operation).with_message(format!(
             "Consul at {address} does not know the datacenter; check `consul.datacenter`"
         ));
     }
@@ -67,19 +67,20 @@ pub(super) fn refused(response: &Response, operation: Operation, address: &str) 
     } else {
         ErrorKind::Unavailable
     };
-    Error::new(kind, operation).saying(format!("Consul at {address} answered {status}: {text}"))
+    Error::new(kind, operation)
+        .with_message(format!("Consul at {address} answered {status}: {text}"))
 }
 
 /// The token is not valid or lacks a right.
 pub(super) fn denied(operation: Operation, address: &str) -> Error {
-    Error::new(ErrorKind::Denied, operation).saying(format!(
+    Error::new(ErrorKind::Denied, operation).with_message(format!(
         "Consul at {address} refused the token, or it lacks a right; docs/consul.md lists the rights"
     ))
 }
 
 /// The answer cannot be read.
 pub(super) fn unreadable(operation: Operation, address: &str, error: impl fmt::Display) -> Error {
-    Error::new(ErrorKind::Unknown, operation).saying(format!(
+    Error::new(ErrorKind::Unknown, operation).with_message(format!(
         "the answer of Consul at {address} cannot be read ({error}); check that it is Consul"
     ))
 }

@@ -86,7 +86,7 @@ impl Shared {
                 let index = changed.iter().find(|entry| entry.key == fence.path);
                 let index = index.map(|entry| entry.modify_index).ok_or_else(|| {
                     Error::new(ErrorKind::Unknown, operation)
-                        .saying("Consul did not say by which write a key was changed")
+                        .with_message("Consul did not say by which write a key was changed")
                 })?;
                 *fence.state.lock() = FenceState(Some(index));
                 Ok(())
@@ -99,7 +99,7 @@ impl Shared {
                     self.session_ended(session);
                 }
                 Err(Error::new(ErrorKind::Unavailable, operation)
-                    .saying("the session with Consul has ended; a new one is made"))
+                    .with_message("the session with Consul has ended; a new one is made"))
             }
         }
     }

@@ -49,7 +49,7 @@ impl Layout {
     pub(super) fn path(&self, key: &Key) -> Result<String> {
         let name = key.as_str();
         if name.split('/').any(|part| matches!(part, "" | "." | "..")) {
-            return Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(key).saying(
+            return Err(Error::new(ErrorKind::Invalid, Operation::Acquire).with_key(key).with_message(
                 "in consul:// a key is a path, and a part between two slashes must not be empty, `.` or `..`; write another key",
             ));
         }

@@ -57,10 +57,10 @@ const LOCK_DELAY: Duration = Duration::from_secs(15);
 const LOCK_DELAY_MAX: Duration = Duration::from_secs(60);
 /// How many calls share a transaction, which has 128 operations at most; a call has three.
 const COMBINED: usize = 40;
-/// With the time below: Consul does not say whether somebody waits, so a client that gives a
-/// hot lock up leaves it alone for a while ([`calls::YIELD`]). It is handed over for longer
-/// before that than at a store with a queue, and others are still let in many times a second.
-/// A grant has 1024 tokens.
+/// Together with `MAX_HANDOVER_TIME`: Consul does not say whether somebody waits, so a client
+/// that gives a contended lock up leaves it alone for a while ([`calls::YIELD`]). Before that,
+/// it is handed over for longer than at a store with a queue, and others are still let in many
+/// times a second. A grant has 1024 tokens.
 const MAX_HANDOVERS: u32 = 1000;
 const MAX_HANDOVER_TIME: Duration = Duration::from_millis(20);
 
@@ -125,20 +125,20 @@ impl Consul {
         if let Some(token) = config.token(url)? {
             http = http.with_token(&token)?;
         }
-        let said = &config.consul;
-        let min = said.session_ttl_min.unwrap_or(SESSION_TTL_MIN);
+        let options = &config.consul;
+        let min = options.session_ttl_min.unwrap_or(SESSION_TTL_MIN);
         if config.ttl > SESSION_TTL_MAX {
             return Err(Error::config(
                 "the ttl of a session of Consul is a day at most; set a shorter ttl",
             ));
         }
-        let lock_delay = said.lock_delay.unwrap_or(LOCK_DELAY);
+        let lock_delay = options.lock_delay.unwrap_or(LOCK_DELAY);
         if lock_delay > LOCK_DELAY_MAX {
             return Err(Error::config(
                 "`consul.lock_delay` is above 60s, the longest that Consul takes",
             ));
         }
-        let datacenter = said.datacenter.as_deref();
+        let datacenter = options.datacenter.as_deref();
         let datacenter = datacenter.map(|name| format!("dc={}", escaped(name)));
         let shared = Shared {
             http,
@@ -146,7 +146,7 @@ impl Consul {
             layout: Layout::new(&config.namespace, config.layout.as_deref())?,
             ttl: config.ttl.max(min),
             lock_delay,
-            node_checks: said.node_checks.unwrap_or(false),
+            node_checks: options.node_checks.unwrap_or(false),
             call_timeout: config.call_timeout,
             client_name: config.client_name.clone(),
             current: CurrentSession::default(),
@@ -280,7 +280,7 @@ impl Shared {
             return leases.iter().map(|_| Ok(RenewOutcome::Lost)).collect();
         }
         if let Err(error) = renewed {
-            return leases.iter().map(|lease| Err(error.clone().on(&lease.key))).collect();
+            return leases.iter().map(|lease| Err(error.clone().with_key(&lease.key))).collect();
         }
         let term = session.term(self.ttl);
         let held = Ok(RenewOutcome::SessionHeld { others_wait: false, term });
@@ -289,7 +289,7 @@ impl Shared {
         for (place, lease) in leases.iter().enumerate() {
             if lease.mode.is_permits() {
                 let renewed = self.renew_permits(lease).await;
-                answers.push(renewed.map_err(|error| error.on(&lease.key)));
+                answers.push(renewed.map_err(|error| error.with_key(&lease.key)));
                 continue;
             }
             match self.locks.lock().held(lease.owner) {
@@ -315,7 +315,7 @@ impl Shared {
                 }
                 Err(error) => {
                     for (place, _) in some {
-                        answers[*place] = Err(error.clone().on(&leases[*place].key));
+                        answers[*place] = Err(error.clone().with_key(&leases[*place].key));
                     }
                 }
             }
@@ -367,7 +367,7 @@ impl Backend for Consul {
             fifo: false,
             release_after: false,
             waiters: false,
-            combines: COMBINED,
+            max_batch: COMBINED,
             ttl: TtlSupport::PerSession { ttl: self.shared.ttl },
             max_handovers: MAX_HANDOVERS,
             max_handover_time: MAX_HANDOVER_TIME,
@@ -392,7 +392,7 @@ impl Backend for Consul {
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
         Call::new(async move {
             let seen = self.shared.inspect(key).await;
-            seen.map_err(|error| error.during(Operation::Inspect).on(key))
+            seen.map_err(|error| error.with_operation(Operation::Inspect).with_key(key))
         })
     }
 
@@ -403,7 +403,7 @@ impl Backend for Consul {
     fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
         Call::new(async move {
             let broken = self.shared.break_lock(key, &how.by, how.delay.min(LOCK_DELAY_MAX)).await;
-            broken.map_err(|error| error.during(Operation::Break).on(key))
+            broken.map_err(|error| error.with_operation(Operation::Break).with_key(key))
         })
     }
 

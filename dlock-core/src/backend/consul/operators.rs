@@ -100,7 +100,7 @@ impl Shared {
             self.json(Operation::Connect, Method::GET, "/v1/status/leader?", Vec::new()).await?;
         if leader.is_empty() {
             return Err(Error::new(ErrorKind::Unavailable, Operation::Connect)
-                .saying("the cluster of Consul has no leader at the moment"));
+                .with_message("the cluster of Consul has no leader at the moment"));
         }
         let peers: Vec<String> =
             self.json(Operation::Connect, Method::GET, "/v1/status/peers?", Vec::new()).await?;

@@ -64,7 +64,7 @@ impl Shared {
     pub(super) async fn semaphore(&self, operation: Operation, prefix: &str) -> Result<Semaphore> {
         match self.transact(operation, &[Op::get_tree(prefix)]).await? {
             Ok(entries) => Semaphore::read(prefix, &entries).map_err(|Foreign(flags)| {
-                Error::new(ErrorKind::Invalid, operation).saying(format!(
+                Error::new(ErrorKind::Invalid, operation).with_message(format!(
                     "the key {} in Consul is used for something else than a semaphore (its flags are {flags:#x}); choose another key or namespace",
                     semaphore::value_path(prefix)
                 ))
@@ -93,7 +93,7 @@ impl Shared {
     ) -> Result<AcquireOutcome> {
         let (count, of) = wanted(claim);
         if count > MAX_PERMITS {
-            return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire).saying(format!(
+            return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire).with_message(format!(
                 "{count} permits are asked for at once, and consul:// can give {MAX_PERMITS} at most"
             )));
         }
@@ -112,7 +112,7 @@ impl Shared {
                 return self.grant_permits(claim, prefix, semaphore.index.unwrap_or_default());
             }
             if semaphore.held() > 0 && semaphore.limit.is_some_and(|limit| limit != of) {
-                return Err(Error::new(ErrorKind::Invalid, Operation::Acquire).saying(format!(
+                return Err(Error::new(ErrorKind::Invalid, Operation::Acquire).with_message(format!(
                     "the semaphore has {} permits in Consul, and {of} were named here; all programs must name the same number",
                     semaphore.limit.unwrap_or_default()
                 )));
@@ -165,7 +165,7 @@ impl Shared {
     ) -> Result<AcquireOutcome> {
         let Some(sessions) = self.locks.lock().assigned(claim.owner) else {
             return Err(Error::new(ErrorKind::Unknown, Operation::Acquire)
-                .saying("the sessions of the permits are not known any more"));
+                .with_message("the sessions of the permits are not known any more"));
         };
         let (held, key) = (prefix.to_owned(), claim.key.clone());
         let held = HeldPermits { prefix: held, key, index };
@@ -302,7 +302,7 @@ impl Shared {
             }
             self.lose_permits(owner, prefix);
             if let Some(listener) = self.listener() {
-                listener.notice(&held.key, owner, Notice::Lost(LossReason::SessionLost));
+                listener.on_notice(&held.key, owner, Notice::Lost(LossReason::SessionLost));
             }
         }
     }
@@ -340,7 +340,7 @@ impl Shared {
             return Ok(outcome);
         }
         Err(Error::new(ErrorKind::Unavailable, Operation::Release)
-            .saying("the semaphore changes all the time; it is tried again"))
+            .with_message("the semaphore changes all the time; it is tried again"))
     }
 
     /// Takes the permits of a semaphore from whoever has them, a delay after they were told.
@@ -357,7 +357,7 @@ impl Shared {
             return Ok(0);
         }
         for (entry, _) in semaphore::by_owner(broken.iter()) {
-            self.tell_of_break(&prefix, by, entry).await?;
+            self.send_break_notice(&prefix, by, entry).await?;
         }
         let sessions = broken.iter().filter_map(|entry| entry.holder().map(str::to_owned));
         let sessions: Vec<String> = sessions.collect();

@@ -179,7 +179,7 @@ impl Shared {
             Renewal::Ended => {
                 self.session_ended(session);
                 let gone = Error::new(ErrorKind::Unavailable, Operation::Renew);
-                Err(gone.saying("the session with Consul has ended"))
+                Err(gone.with_message("the session with Consul has ended"))
             }
         }
     }
@@ -203,7 +203,7 @@ impl Shared {
         tracing::warn!(session = session.id, "the session with Consul has ended");
         self.locks.lock().session_ended();
         if let Some(listener) = self.listener() {
-            listener.session_lost();
+            listener.on_session_lost();
         }
         let mut current = self.current.session.lock();
         if current.as_ref().is_some_and(|it| it.id == session.id) {
@@ -258,7 +258,7 @@ async fn await_end(shared: Weak<Shared>, session: Arc<Session>) {
                 if query.has_recovered()
                     && let Some(listener) = shared.listener()
                 {
-                    listener.reconnected();
+                    listener.on_reconnected();
                 }
             }
             Err(error) => tracing::debug!(why = %error, "a query of the session failed"),
@@ -316,7 +316,7 @@ impl BlockingQuery {
             Ok(Ok(response)) => Err(refused(&response, Operation::Inspect, &address)),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(Error::new(ErrorKind::Unavailable, Operation::Inspect)
-                .saying(format!("Consul at {address} did not answer a query"))),
+                .with_message(format!("Consul at {address} did not answer a query"))),
         };
         match answer {
             Ok((index, body)) => {

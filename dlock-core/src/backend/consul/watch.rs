@@ -53,7 +53,7 @@ impl Shared {
         let waiting = self.locks.lock().waiting(path);
         let Some(listener) = self.listener() else { return };
         for (key, owner) in waiting {
-            listener.notice(&key, owner, Notice::TryAgain);
+            listener.on_notice(&key, owner, Notice::TryAgain);
         }
     }
 }

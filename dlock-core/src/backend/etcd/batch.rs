@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::Inner;
 use super::errors::CallError;
 use super::layout::{self, grant, has_room, holders};
-use super::mirror::Standing;
+use super::mirror::QueueStatus;
 use super::removal::was_there;
 use super::session::Session;
 use super::step::{Kind, Step};
@@ -171,8 +171,12 @@ impl Inner {
             }
             Err(error) => {
                 let failed = |request: &Request| {
-                    request
-                        .failed(error.clone().during(request.operation()).on(&request.claim().key))
+                    request.failed(
+                        error
+                            .clone()
+                            .with_operation(request.operation())
+                            .with_key(&request.claim().key),
+                    )
                 };
                 return requests.iter().map(|(at, request)| (*at, failed(request))).collect();
             }
@@ -197,7 +201,9 @@ impl Inner {
         let prefix = match self.root.prefix(&claim.key, claim.mode) {
             Ok(prefix) => prefix,
             Err(error) => {
-                return Outcome::Answered(request.failed(error.during(request.operation())));
+                return Outcome::Answered(
+                    request.failed(error.with_operation(request.operation())),
+                );
             }
         };
         let entry = layout::entry(&prefix, session.lease, claim.owner);
@@ -334,9 +340,9 @@ fn answered(session: &Arc<Session>, step: Step, version: i64, answer: &TxnOpResp
         }));
     }
     match session.queues.wait(&step.prefix, &claim.key, owner, revision) {
-        Standing::Holds => Outcome::Granted(claim, revision),
-        Standing::Gone => Outcome::Next(again(step)),
-        Standing::Waits | Standing::Unknown => {
+        QueueStatus::Holds => Outcome::Granted(claim, revision),
+        QueueStatus::Gone => Outcome::Next(again(step)),
+        QueueStatus::Waits | QueueStatus::Unknown => {
             let outcome = AcquireOutcome::SessionQueued { holder: queue.holder };
             Outcome::Answered(Answer::Acquire(Ok(outcome)))
         }
@@ -390,11 +396,12 @@ fn busy(holder: Option<Arc<Holder>>) -> Answer {
 }
 
 fn granted(claim: &Claim, revision: i64, term: Option<SessionTerm>) -> Result<AcquireOutcome> {
-    let on = |error: Error| error.on(&claim.key);
+    let on = |error: Error| error.with_key(&claim.key);
     let grant = grant(claim.mode, revision, claim.tokens).map_err(on)?;
     match term {
         Some(term) => Ok(AcquireOutcome::SessionGranted { grant, term }),
-        None => Err(on(Error::new(ErrorKind::Unknown, Operation::Acquire)
-            .saying("the lock was granted, but etcd did not confirm that the session lives"))),
+        None => Err(on(Error::new(ErrorKind::Unknown, Operation::Acquire).with_message(
+            "the lock was granted, but etcd did not confirm that the session lives",
+        ))),
     }
 }

@@ -260,7 +260,7 @@ impl Connections {
         let trial = tokio::net::TcpStream::connect((host.as_str(), *port));
         match tokio::time::timeout(CONNECT, trial).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(unreachable(member).because(error)),
+            Ok(Err(error)) => return Err(unreachable(member).with_source(error)),
             Err(_) => return Err(unreachable(member)),
         }
         let options = Some(self.address.options.clone());
@@ -281,5 +281,5 @@ impl Connections {
 
 fn unreachable((host, port): &(String, u16)) -> Error {
     Error::new(ErrorKind::Unavailable, Operation::Connect)
-        .saying(format!("etcd could not be reached at {host}:{port}"))
+        .with_message(format!("etcd could not be reached at {host}:{port}"))
 }

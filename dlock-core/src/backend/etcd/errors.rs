@@ -115,14 +115,14 @@ impl CallError {
         match self {
             CallError::Lost(source) => {
                 let error = Error::new(ErrorKind::Unknown, operation)
-                    .on(key)
-                    .saying("etcd did not answer; the change may or may not have been made");
+                    .with_key(key)
+                    .with_message("etcd did not answer; the change may or may not have been made");
                 match source {
-                    Some(source) => error.because(source),
+                    Some(source) => error.with_source(source),
                     None => error,
                 }
             }
-            error => error.read(operation).on(key),
+            error => error.read(operation).with_key(key),
         }
     }
 
@@ -131,9 +131,9 @@ impl CallError {
         match self {
             CallError::Lost(_) => self.written(operation, key),
             error => Error::new(ErrorKind::Unknown, operation)
-                .on(key)
-                .saying("etcd failed; an earlier change may or may not have been made")
-                .because(error.read(operation)),
+                .with_key(key)
+                .with_message("etcd failed; an earlier change may or may not have been made")
+                .with_source(error.read(operation)),
         }
     }
 
@@ -141,19 +141,19 @@ impl CallError {
     pub(super) fn read(self, operation: Operation) -> Error {
         let error = |kind| Error::new(kind, operation);
         match self {
-            CallError::NotSent(error) => error.during(operation),
+            CallError::NotSent(error) => error.with_operation(operation),
             CallError::SessionOver | CallError::Outdated => error(ErrorKind::Unavailable)
-                .saying("the session with etcd ended; a new one is made with the next call"),
+                .with_message("the session with etcd ended; a new one is made with the next call"),
             CallError::Lost(source) => {
-                let error = error(ErrorKind::Unavailable).saying("etcd did not answer");
+                let error = error(ErrorKind::Unavailable).with_message("etcd did not answer");
                 match source {
-                    Some(source) => error.because(source),
+                    Some(source) => error.with_source(source),
                     None => error,
                 }
             }
             CallError::NoLeader(source) => error(ErrorKind::Unavailable)
-                .saying("the members of etcd have no leader at the moment")
-                .because(source),
+                .with_message("the members of etcd have no leader at the moment")
+                .with_source(source),
             CallError::Refused(source) => {
                 let (kind, what) = match code(&source) {
                     Some(7) => (
@@ -174,9 +174,9 @@ impl CallError {
                         ErrorKind::Unavailable,
                         "etcd has no room or too many requests; if its space is used up, compact and defragment it, and disarm the alarm",
                     ),
-                    _ => (ErrorKind::Unavailable, "etcd could not do it"),
+                    _ => (ErrorKind::Unavailable, "etcd failed; see the source of this error"),
                 };
-                error(kind).saying(what).because(source)
+                error(kind).with_message(what).with_source(source)
             }
         }
     }

@@ -56,7 +56,7 @@ impl Root {
     pub(super) fn prefix(&self, key: &Key, mode: Mode) -> Result<String> {
         let name = key.as_str();
         if name.ends_with(PERMITS) || name == OWN || name.starts_with(&format!("{OWN}/")) {
-            return Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(key).saying(
+            return Err(Error::new(ErrorKind::Invalid, Operation::Acquire).with_key(key).with_message(
                 "a key on etcd:// must not end in `;permits` or begin with `;dlock/`, where dlock keeps its own entries; choose another key",
             ));
         }
@@ -162,7 +162,7 @@ pub(super) fn grant(mode: Mode, revision: i64, wanted: u32) -> Result<Grant> {
         return Ok(Grant { first: 0, count: 0 });
     }
     if !(1..MAX_REVISION).contains(&revision) {
-        return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire).saying(
+        return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire).with_message(
             "the revision of etcd is 2^43 or more, so it makes no fencing tokens below 2^53; move the locks to a new cluster",
         ));
     }

@@ -22,7 +22,7 @@ pub(super) enum Change {
 
 /// Where an entry stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum QueueStatus {
     /// That is not known yet.
     Unknown,
     Waits,
@@ -87,13 +87,13 @@ impl Mirror {
     }
 
     /// Where the entry with this create revision stands.
-    pub(super) fn standing(&self, own: i64) -> Standing {
-        let Mirror::Live { places, revision, .. } = self else { return Standing::Unknown };
+    pub(super) fn queue_status(&self, own: i64) -> QueueStatus {
+        let Mirror::Live { places, revision, .. } = self else { return QueueStatus::Unknown };
         match places.iter().position(|place| place.revision == own) {
-            Some(at) if at < holders(places) => Standing::Holds,
-            Some(_) => Standing::Waits,
-            None if *revision >= own => Standing::Gone,
-            None => Standing::Unknown,
+            Some(at) if at < holders(places) => QueueStatus::Holds,
+            Some(_) => QueueStatus::Waits,
+            None if *revision >= own => QueueStatus::Gone,
+            None => QueueStatus::Unknown,
         }
     }
 }
@@ -116,14 +116,14 @@ mod tests {
         let mut mirror = Mirror::default();
         mirror.changed(gone(3, 9));
         mirror.loaded(vec![place(3)], 5);
-        assert_eq!(mirror.standing(3), Standing::Unknown, "it was not asked for");
+        assert_eq!(mirror.queue_status(3), QueueStatus::Unknown, "it was not asked for");
         mirror.opened();
-        assert_eq!(mirror.standing(3), Standing::Unknown);
+        assert_eq!(mirror.queue_status(3), QueueStatus::Unknown);
         mirror.loaded(vec![place(5), place(3)], 5);
-        assert_eq!(mirror.standing(3), Standing::Holds);
-        assert_eq!(mirror.standing(5), Standing::Waits);
-        assert_eq!(mirror.standing(6), Standing::Unknown);
-        assert_eq!(mirror.standing(4), Standing::Gone);
+        assert_eq!(mirror.queue_status(3), QueueStatus::Holds);
+        assert_eq!(mirror.queue_status(5), QueueStatus::Waits);
+        assert_eq!(mirror.queue_status(6), QueueStatus::Unknown);
+        assert_eq!(mirror.queue_status(4), QueueStatus::Gone);
     }
 
     /// A change may arrive before the answer to the read, whichever was first at the store.
@@ -134,15 +134,15 @@ mod tests {
         mirror.changed(Change::Put(place(6), 6)); // the read has seen it
         mirror.changed(gone(3, 7)); // and not this
         mirror.loaded(vec![place(3), place(6)], 6);
-        assert_eq!(mirror.standing(3), Standing::Gone);
-        assert_eq!(mirror.standing(6), Standing::Holds);
+        assert_eq!(mirror.queue_status(3), QueueStatus::Gone);
+        assert_eq!(mirror.queue_status(6), QueueStatus::Holds);
         // A change that was overtaken by the read does not bring an entry back.
         let mut mirror = Mirror::default();
         mirror.opened();
         mirror.changed(Change::Put(place(6), 6));
         mirror.changed(gone(6, 7));
         mirror.loaded(vec![], 7);
-        assert_eq!(mirror.standing(6), Standing::Gone);
+        assert_eq!(mirror.queue_status(6), QueueStatus::Gone);
     }
 
     #[test]
@@ -152,13 +152,13 @@ mod tests {
         mirror.loaded(vec![place(3), place(4)], 4);
         mirror.changed(gone(3, 9));
         mirror.changed(Change::Put(place(9), 9));
-        assert_eq!(mirror.standing(4), Standing::Holds);
-        assert_eq!(mirror.standing(9), Standing::Waits);
+        assert_eq!(mirror.queue_status(4), QueueStatus::Holds);
+        assert_eq!(mirror.queue_status(9), QueueStatus::Waits);
         let mut reader = place(4);
         reader.mode = Mode::Shared;
         mirror.changed(Change::Put(reader, 10)); // downgraded: its place is the same
-        assert_eq!(mirror.standing(4), Standing::Holds);
+        assert_eq!(mirror.queue_status(4), QueueStatus::Holds);
         mirror.opened();
-        assert_eq!(mirror.standing(4), Standing::Unknown, "the watch is another one");
+        assert_eq!(mirror.queue_status(4), QueueStatus::Unknown, "the watch is another one");
     }
 }

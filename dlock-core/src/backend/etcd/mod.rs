@@ -107,7 +107,7 @@ fn tls(settings: &Settings) -> Result<TlsOptions> {
     let read = |path: &std::path::Path| {
         std::fs::read(path).map_err(|error| {
             Error::config(format!("the TLS file {} could not be read", path.display()))
-                .because(error)
+                .with_source(error)
         })
     };
     let mut tls = TlsOptions::new();
@@ -131,7 +131,7 @@ impl std::fmt::Debug for Etcd {
 impl Backend for Etcd {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            combines: COMBINES,
+            max_batch: COMBINES,
             in_flight: IN_FLIGHT,
             ttl: TtlSupport::PerSession { ttl: self.0.sessions.ttl() },
             ..Capabilities::all("etcd")
@@ -153,12 +153,12 @@ impl Backend for Etcd {
         })
     }
 
-    fn lanes(&self) -> usize {
+    fn partitions(&self) -> usize {
         2
     }
 
     /// Renewals wait for a keep-alive. An acquire in their batch would be given up with them.
-    fn lane(&self, request: &Request) -> usize {
+    fn partition_of(&self, request: &Request) -> usize {
         usize::from(matches!(request, Request::Renew(_)))
     }
 

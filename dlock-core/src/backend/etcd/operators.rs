@@ -80,13 +80,14 @@ impl Inner {
     }
 
     fn prefixes(&self, key: &Key, operation: Operation) -> Result<[String; 2]> {
-        let prefix = |mode| self.root.prefix(key, mode).map_err(|error| error.during(operation));
+        let prefix =
+            |mode| self.root.prefix(key, mode).map_err(|error| error.with_operation(operation));
         Ok([prefix(Mode::Exclusive)?, prefix(PERMITS)?])
     }
 
     pub(super) async fn state_of(&self, key: &Key) -> Result<KeyState> {
         let prefixes = self.prefixes(key, Operation::Inspect)?;
-        let failed = |error: CallError| error.read(Operation::Inspect).on(key);
+        let failed = |error: CallError| error.read(Operation::Inspect).with_key(key);
         let connection = self.sessions.connections.get().await.map_err(failed)?;
         let entries = self.entries_of(&connection, key, &prefixes).await.map_err(failed)?;
         let (held, waiting, broken_by) = entries.split();

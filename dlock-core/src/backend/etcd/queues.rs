@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::connection::Connection;
 use super::errors::CallError;
 use super::layout::{Place, is_direct, owner_of};
-use super::mirror::{Change, Mirror, Standing};
+use super::mirror::{Change, Mirror, QueueStatus};
 use super::record::{Broken, mode_of};
 use super::session::{RETRY, Session};
 use crate::claim::{LossReason, Notice, Owner};
@@ -48,21 +48,21 @@ struct Waiter {
     key: Key,
     /// The create revision of its entry.
     revision: i64,
-    is_told: bool,
+    is_notified: bool,
 }
 
 impl Queue {
     /// Those who need not wait any more and were not told yet.
-    fn tellable(&mut self) -> Vec<(Key, Owner)> {
-        let mut tell = Vec::new();
+    fn ready_waiters(&mut self) -> Vec<(Key, Owner)> {
+        let mut ready = Vec::new();
         for (owner, waiter) in &mut self.waiters {
-            let standing = self.mirror.standing(waiter.revision);
-            if !waiter.is_told && matches!(standing, Standing::Holds | Standing::Gone) {
-                waiter.is_told = true;
-                tell.push((waiter.key.clone(), *owner));
+            let status = self.mirror.queue_status(waiter.revision);
+            if !waiter.is_notified && matches!(status, QueueStatus::Holds | QueueStatus::Gone) {
+                waiter.is_notified = true;
+                ready.push((waiter.key.clone(), *owner));
             }
         }
-        tell
+        ready
     }
 }
 
@@ -101,7 +101,7 @@ impl Queues {
 
     /// An owner waits, whose entry has this create revision; but not if it is known already
     /// that it holds the key, or that the entry is gone.
-    pub(super) fn wait(&self, prefix: &str, key: &Key, owner: Owner, revision: i64) -> Standing {
+    pub(super) fn wait(&self, prefix: &str, key: &Key, owner: Owner, revision: i64) -> QueueStatus {
         let mut state = self.state.lock();
         if !state.queues.contains_key(prefix) {
             let id = state.next_id(prefix);
@@ -110,15 +110,15 @@ impl Queues {
             state.queues.insert(prefix.to_owned(), queue);
             let _ = self.commands.send(Command::Open { id, prefix: prefix.to_owned() });
         }
-        let Some(queue) = state.queues.get_mut(prefix) else { return Standing::Unknown };
+        let Some(queue) = state.queues.get_mut(prefix) else { return QueueStatus::Unknown };
         queue.used = Moment::now();
-        let standing = queue.mirror.standing(revision);
-        if matches!(standing, Standing::Holds | Standing::Gone) {
+        let status = queue.mirror.queue_status(revision);
+        if matches!(status, QueueStatus::Holds | QueueStatus::Gone) {
             queue.waiters.remove(&owner);
         } else {
-            queue.waiters.insert(owner, Waiter { key: key.clone(), revision, is_told: false });
+            queue.waiters.insert(owner, Waiter { key: key.clone(), revision, is_notified: false });
         }
-        standing
+        status
     }
 
     /// Whether it is known that a waiting owner holds its key by now.
@@ -126,7 +126,7 @@ impl Queues {
         let state = self.state.lock();
         let Some(queue) = state.queues.get(prefix) else { return false };
         let Some(waiter) = queue.waiters.get(&owner) else { return false };
-        queue.mirror.standing(waiter.revision) == Standing::Holds
+        queue.mirror.queue_status(waiter.revision) == QueueStatus::Holds
     }
 
     /// An owner does not wait any more.
@@ -182,7 +182,7 @@ impl Queues {
         let mut state = self.state.lock();
         let Some((prefix, queue)) = state.of_watch(id) else { return Vec::new() };
         change(prefix, &mut queue.mirror);
-        queue.tellable()
+        queue.ready_waiters()
     }
 
     /// A watch ended; the same prefix needs another one.
@@ -213,10 +213,10 @@ fn change(prefix: &str, event: &Event) -> Option<Change> {
     }
 }
 
-fn tell(session: &Session, owners: Vec<(Key, Owner)>) {
+fn notify(session: &Session, owners: Vec<(Key, Owner)>) {
     if let Some(listener) = session.listener.upgrade() {
         for (key, owner) in owners {
-            listener.notice(&key, owner, Notice::TryAgain);
+            listener.on_notice(&key, owner, Notice::TryAgain);
         }
     }
 }
@@ -301,7 +301,7 @@ fn on_response(session: &Arc<Session>, connection: &Arc<Connection>, response: &
             let changes = response.events().iter().filter_map(|event| change(prefix, event));
             changes.for_each(|change| mirror.changed(change));
         });
-        tell(session, owners);
+        notify(session, owners);
     }
 }
 
@@ -317,7 +317,7 @@ async fn load(session: Arc<Session>, connection: Arc<Connection>, id: i64, prefi
     let places = read.kvs().iter().filter_map(|entry| place(&prefix, entry)).collect();
     let revision = read.header().map_or(0, etcd_client::ResponseHeader::revision);
     let owners = session.queues.change(id, |_, mirror| mirror.loaded(places, revision));
-    tell(&session, owners);
+    notify(&session, owners);
 }
 
 /// The lease may have been revoked, or a lock broken, before the watch was there.
@@ -352,7 +352,7 @@ fn on_message(session: &Arc<Session>, entry: &KeyValue) {
     let known = session.claims.forget(owner);
     if let (Some(known), Some(listener)) = (&known, session.listener.upgrade()) {
         let reason = LossReason::Broken { by: broken.by };
-        listener.notice(&known.key, owner, Notice::Lost(reason));
+        listener.on_notice(&known.key, owner, Notice::Lost(reason));
     }
     tokio::spawn(async move {
         tokio::time::sleep(delay).await;

@@ -38,11 +38,11 @@ impl Inner {
         let renewed = |(lease, found): (&Arc<Claim>, Result<Option<bool>>)| match (found?, term) {
             (Some(others_wait), Some(term)) => Ok(RenewOutcome::SessionHeld { others_wait, term }),
             (None, _) => Ok(RenewOutcome::Lost),
-            (_, None::<SessionTerm>) => {
-                Err(Error::new(ErrorKind::Unavailable, Operation::Renew).on(&lease.key).saying(
+            (_, None::<SessionTerm>) => Err(Error::new(ErrorKind::Unavailable, Operation::Renew)
+                .with_key(&lease.key)
+                .with_message(
                     "etcd did not answer that the session lives; the connection is being restored",
-                ))
-            }
+                )),
         };
         leases.iter().zip(found).map(renewed).collect()
     }
@@ -65,7 +65,10 @@ impl Inner {
             Err(CallError::SessionOver) => return leases.iter().map(|_| Ok(None)).collect(),
             Err(error) => {
                 let error = error.read(Operation::Renew);
-                return leases.iter().map(|lease| Err(error.clone().on(&lease.key))).collect();
+                return leases
+                    .iter()
+                    .map(|lease| Err(error.clone().with_key(&lease.key)))
+                    .collect();
             }
         };
         let mut found = Vec::with_capacity(leases.len());

@@ -109,7 +109,7 @@ impl Session {
         if !self.is_over.send_replace(true) {
             self.claims.clear();
             if let Some(listener) = self.listener.upgrade() {
-                listener.session_lost();
+                listener.on_session_lost();
             }
         }
     }
@@ -250,7 +250,7 @@ async fn keep_alive_over_one(session: &Session, is_first: bool) -> Result<(), Ca
     session.as_of.send_replace(sent);
     if !is_first && let Some(listener) = session.listener.upgrade() {
         // Leases are renewed, which tells their guards that they are certain again.
-        listener.reconnected();
+        listener.on_reconnected();
     }
     loop {
         let due = (session.ttl / KEEP_ALIVES).saturating_sub(Moment::now().since(sent));

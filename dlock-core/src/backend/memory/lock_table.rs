@@ -6,11 +6,11 @@
 //!
 //! - A holder lasts until its `expires`; renewing moves that. At `expires` it is
 //!   gone, whoever looks first.
-//! - A waiter lasts for its patience from its last asking; one that asks too late
+//! - A waiter lasts for its queue ttl from its last asking; one that asks too late
 //!   has lost its place. Dead ones at the head are dropped all at once.
 //! - Whenever a key is touched it is *settled*: expired holders go, and as long
 //!   as the first live waiter fits beside the holders it becomes one. Such a
-//!   hand-over lasts for the patience from the waiter's last asking, not from
+//!   hand-over lasts for the queue ttl from the waiter's last asking, not from
 //!   now: the waiter counts from there, since the message may be late. Its first
 //!   renewal makes it an ordinary lease.
 //!
@@ -111,13 +111,13 @@ struct Waiter {
     asked: Moment,
     /// The moment that its claim names, by the clock of the client, not of this server.
     sent: Moment,
-    patience: Duration,
+    queue_ttl: Duration,
     holder: Arc<Holder>,
 }
 
 impl Waiter {
     fn is_alive(&self, now: Moment) -> bool {
-        now < self.asked + self.patience
+        now < self.asked + self.queue_ttl
     }
 }
 
@@ -173,7 +173,7 @@ impl LockTable {
         if let Some(waiter) = place.and_then(|place| lock.waiters.get_mut(place)) {
             waiter.asked = now;
             waiter.sent = claim.sent;
-            waiter.patience = claim.patience();
+            waiter.queue_ttl = claim.queue_ttl();
         }
         let told_before = out.len();
         lock.settle(minting, &claim.key, out);
@@ -209,7 +209,7 @@ impl LockTable {
                 since: now,
                 asked: now,
                 sent: claim.sent,
-                patience: claim.patience(),
+                queue_ttl: claim.queue_ttl(),
                 holder: claim.holder.clone(),
             });
         }
@@ -406,9 +406,9 @@ impl Lock {
             }
             let Some(first) = self.waiters.pop_front() else { return };
             let grant = self.mint(minting, first.mode, first.tokens);
-            let mut expires = first.asked + first.patience;
+            let mut expires = first.asked + first.queue_ttl;
             if minting.planted.is(Bug::DeadWaitersStay) {
-                expires = expires.max(now + first.patience);
+                expires = expires.max(now + first.queue_ttl);
             }
             out.push(SentNotice {
                 client: first.holder.client,

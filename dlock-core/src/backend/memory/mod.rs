@@ -89,7 +89,7 @@ impl Memory {
         for SentNotice { client, key, owner, notice } in sent {
             let listener = self.store.listeners.lock().get(&client).cloned();
             if let Some(listener) = listener.and_then(|listener| listener.upgrade()) {
-                listener.notice(&key, owner, notice);
+                listener.on_notice(&key, owner, notice);
             }
         }
         result
@@ -137,10 +137,10 @@ impl Backend for Memory {
 
     fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
         let now = self.store.clock.now();
-        Call::answered(requests.iter().map(|request| self.in_place(request, now)).collect())
+        Call::answered(requests.iter().map(|request| self.call_now(request, now)).collect())
     }
 
-    fn in_place(&self, request: &Request, now: Moment) -> Answer {
+    fn call_now(&self, request: &Request, now: Moment) -> Answer {
         self.run_at(now, |table, now, sent| match request {
             Request::Acquire(claim) => Answer::Acquire(Ok(table.acquire(now, claim, sent))),
             Request::Renew(lease) => Answer::Renew(Ok(table.renew(now, lease, sent))),

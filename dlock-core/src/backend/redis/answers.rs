@@ -100,8 +100,8 @@ pub(super) fn read_all(requests: &[Request], answers: Result<Vec<Value>>) -> Vec
         Ok(answers) => answers,
         Err(error) => {
             let failed = |request: &Request| {
-                let error = error.clone().during(request.operation());
-                request.failed(error.on(&request.claim().key))
+                let error = error.clone().with_operation(request.operation());
+                request.failed(error.with_key(&request.claim().key))
             };
             return requests.iter().map(failed).collect();
         }
@@ -124,7 +124,7 @@ pub(super) fn one_each(requests: &[Request], answer: Value) -> Result<Vec<Value>
 fn read(request: &Request, answer: Value) -> Answer {
     let operation = request.operation();
     if let Value::ServerError(error) = answer {
-        return request.failed(errors::refused(operation, &error).on(&request.claim().key));
+        return request.failed(errors::refused(operation, &error).with_key(&request.claim().key));
     }
     let unreadable = || errors::unreadable(operation);
     match request {

@@ -149,8 +149,8 @@ pub(super) fn tail(channel: &str, holder: &Holder) -> String {
 
 /// Whether a claim is to queue, for how long, and when it was sent.
 pub(super) fn write_asking(claim: &Claim, into: &mut String) {
-    let (queue, patience) = (u8::from(claim.queue), micros(claim.patience()));
-    let _ = write!(into, "{queue}\t{patience}\t{}", claim.sent.as_nanos());
+    let (queue, queue_ttl) = (u8::from(claim.queue), micros(claim.queue_ttl()));
+    let _ = write!(into, "{queue}\t{queue_ttl}\t{}", claim.sent.as_nanos());
 }
 
 /// A mode as the scripts know it: letter, permits to take, permits in all.

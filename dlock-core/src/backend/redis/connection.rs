@@ -22,8 +22,8 @@ use tokio::sync::watch;
 
 use self::attempt::Attempt;
 pub(super) use self::attempt::pause;
-pub(super) use self::submit::{Submitted, SubmittedRun, Then};
-use super::connector::{Connection, Connector, Given};
+pub(super) use self::submit::{OnAnswer, Submitted, SubmittedRun};
+use super::connector::{Connection, Connector, UserConnection};
 use super::errors;
 use super::scripts::Run;
 use crate::backend::abort_on_drop::AbortOnDrop;
@@ -75,14 +75,14 @@ pub(super) struct Live {
     connection: Connection,
     since: Instant,
     /// When a command was last answered.
-    heard: Mutex<Instant>,
+    last_received: Mutex<Instant>,
 }
 
 impl Live {
     fn heard_since(&self, moment: Instant) -> bool {
         match &self.connection {
             Connection::Plain(pipeline) => pipeline.heard_since(moment),
-            _ => *self.heard.lock() >= moment,
+            _ => *self.last_received.lock() >= moment,
         }
     }
 }
@@ -125,7 +125,10 @@ impl Link {
 
     /// Whether a replica may become the primary.
     pub(super) fn fails_over(&self) -> bool {
-        matches!(self.connector, Connector::Sentinel(..) | Connector::Given(Given::Sentinel(_)))
+        matches!(
+            self.connector,
+            Connector::Sentinel(..) | Connector::UserConnection(UserConnection::Sentinel(_))
+        )
     }
 
     /// How the server is called in messages.
@@ -157,7 +160,7 @@ impl Link {
     }
 
     /// Who is told when a connection was made again.
-    pub(super) fn tell(&self, listener: Weak<dyn Listener>) {
+    pub(super) fn set_listener(&self, listener: Weak<dyn Listener>) {
         let _ = self.listener.set(listener);
     }
 
@@ -287,7 +290,7 @@ impl Link {
         pending.answered = true;
         match answer {
             Ok(value) => {
-                *live.heard.lock() = Instant::now();
+                *live.last_received.lock() = Instant::now();
                 Ok(value)
             }
             Err(error) => {
@@ -304,7 +307,7 @@ impl Link {
                 State::Up(live) => return Ok(live.clone()),
                 State::Connecting(attempt) => attempt.clone(),
                 State::Down { next, why: Some(why), .. } if Instant::now() < *next => {
-                    return Err(why.clone().during(operation));
+                    return Err(why.clone().with_operation(operation));
                 }
                 state => {
                     let (over, attempt) = watch::channel(());
@@ -330,7 +333,7 @@ impl Link {
 
     fn broke(&self) -> Error {
         Error::new(ErrorKind::Unavailable, Operation::Connect)
-            .saying(format!("the connection to Redis at {} broke", self.shown))
+            .with_message(format!("the connection to Redis at {} broke", self.shown))
     }
 
     /// Ends a connection that is of no use any more.

@@ -44,12 +44,12 @@ impl fmt::Debug for Credentials {
     }
 }
 
-type Asked = Pin<Box<dyn Future<Output = Result<Credentials>> + Send>>;
-pub(crate) type Provider = Arc<dyn Fn() -> Asked + Send + Sync>;
+type CredentialsFuture = Pin<Box<dyn Future<Output = Result<Credentials>> + Send>>;
+pub(crate) type Provider = Arc<dyn Fn() -> CredentialsFuture + Send + Sync>;
 
 /// What a user has already.
 #[derive(Clone)]
-pub(crate) enum Given {
+pub(crate) enum UserConnection {
     Client(Client),
     Manager(Client, ConnectionManager),
     Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
@@ -130,8 +130,8 @@ impl Endpoint {
         let Some(path) = &self.password_file else { return self.open(address, None) };
         let password = read_password(path).map_err(|error| {
             Error::new(ErrorKind::Unavailable, Operation::Connect)
-                .saying("`password_file` is not to be read any more; it is tried again")
-                .because(error)
+                .with_message("`password_file` could not be read; it is read again at the next connection (check the path and its permissions)")
+                .with_source(error)
         })?;
         self.open(address, Some(Credentials { user: None, password }))
     }
@@ -169,7 +169,7 @@ pub(super) enum Connector {
     AnnouncedNode(Endpoint),
     /// A node of a quorum.
     Voter(Endpoint, Arc<Voter>),
-    Given(Given),
+    UserConnection(UserConnection),
 }
 
 impl Connector {
@@ -196,10 +196,12 @@ impl Connector {
             | Connector::AnnouncedNode(endpoint)
             | Connector::Voter(endpoint, _) => endpoint.shown().to_owned(),
             Connector::Sentinel(sentinels, _) => sentinels.shown(),
-            Connector::Given(Given::Client(client) | Given::Manager(client, _)) => {
-                client.get_connection_info().addr().to_string()
+            Connector::UserConnection(
+                UserConnection::Client(client) | UserConnection::Manager(client, _),
+            ) => client.get_connection_info().addr().to_string(),
+            Connector::UserConnection(UserConnection::Sentinel(_)) => {
+                "the primary of the given Sentinels".to_owned()
             }
-            Connector::Given(Given::Sentinel(_)) => "the primary of the given Sentinels".to_owned(),
         }
     }
 
@@ -212,9 +214,11 @@ impl Connector {
     }
 
     /// Says what must be said on a connection before anything else.
-    pub(super) async fn greet(&self, connection: &Connection) -> Result<()> {
+    pub(super) async fn handshake(&self, connection: &Connection) -> Result<()> {
         match self {
-            Connector::Voter(endpoint, voter) => voter.greet(connection, endpoint.shown()).await,
+            Connector::Voter(endpoint, voter) => {
+                voter.handshake(connection, endpoint.shown()).await
+            }
             _ => Ok(()),
         }
     }
@@ -239,10 +243,10 @@ impl Connector {
                 let primary = sentinels.primary().await?;
                 endpoint.client_of(&primary.host, primary.port).await
             }
-            Connector::Given(Given::Client(client) | Given::Manager(client, _)) => {
-                Ok(client.clone())
-            }
-            Connector::Given(Given::Sentinel(sentinels)) => {
+            Connector::UserConnection(
+                UserConnection::Client(client) | UserConnection::Manager(client, _),
+            ) => Ok(client.clone()),
+            Connector::UserConnection(UserConnection::Sentinel(sentinels)) => {
                 let client = sentinels.lock().await.async_get_client().await;
                 client.map_err(|error| errors::unreachable(&error, &self.shown()))
             }
@@ -258,11 +262,11 @@ impl Connector {
         let what = format!(
             "{what}. The Redis Cluster announces this address; if it is wrong for this machine, set `cluster-announce-ip` and `cluster-announce-port` on its nodes"
         );
-        error.saying(what)
+        error.with_message(what)
     }
 
     pub(super) async fn connection(&self) -> Result<Connection> {
-        if let Connector::Given(Given::Manager(_, manager)) = self {
+        if let Connector::UserConnection(UserConnection::Manager(_, manager)) = self {
             return Ok(Connection::Managed(manager.clone()));
         }
         let client = self.client().await?;

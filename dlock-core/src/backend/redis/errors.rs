@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Operation};
 /// Not reached, so nothing was applied.
 pub(super) fn unreachable(error: &RedisError, address: &str) -> Error {
     if error.detail().is_some_and(|detail| detail.contains(NO_DATABASE)) {
-        return Error::new(ErrorKind::Config, Operation::Connect).saying(format!(
+        return Error::new(ErrorKind::Config, Operation::Connect).with_message(format!(
             "Redis at {address} has no database of this number; use a lower one in the path of the URL or in `database`, or raise `databases` in its configuration"
         ));
     }
@@ -26,7 +26,7 @@ pub(super) fn unreachable(error: &RedisError, address: &str) -> Error {
     } else {
         error.category().to_owned()
     };
-    Error::new(ErrorKind::Unavailable, Operation::Connect).saying(format!(
+    Error::new(ErrorKind::Unavailable, Operation::Connect).with_message(format!(
         "cannot reach Redis at {address}: {what}; check that it runs there and that nothing is in between"
     ))
 }
@@ -40,7 +40,7 @@ pub(super) fn silent(address: &str) -> Error {
 /// The connection broke with the request on it.
 pub(super) fn unanswered(operation: Operation, error: &RedisError) -> Error {
     Error::new(ErrorKind::Unknown, operation)
-        .saying(format!("the connection broke before the answer came: {}", error.category()))
+        .with_message(format!("the connection broke before the answer came: {}", error.category()))
 }
 
 /// The same of a connection without TLS.
@@ -81,13 +81,15 @@ pub(super) fn replica() -> Error {
 
 /// An answer that the scripts never give.
 pub(super) fn unreadable(operation: Operation) -> Error {
-    Error::new(ErrorKind::Unknown, operation)
-        .saying("the server's answer makes no sense; is it Redis 6.2 or newer, or Valkey?")
+    Error::new(ErrorKind::Unknown, operation).with_message(
+        "the answer of the server could not be understood; is it Redis 6.2 or newer, or Valkey?",
+    )
 }
 
 fn denied(operation: Operation) -> Error {
-    Error::new(ErrorKind::Denied, operation)
-        .saying("Redis refuses this user or password; mend the URL or `password_file`")
+    Error::new(ErrorKind::Denied, operation).with_message(
+        "Redis refused this user or password; correct them in the URL or in `password_file`",
+    )
 }
 
 /// What is known about a fault by its code, and what to do about it.
@@ -96,7 +98,7 @@ const FAULTS: &[(&str, ErrorKind, &str)] = &[
     (
         "WRONGPASS",
         ErrorKind::Denied,
-        "Redis refuses this user or password; mend the URL or `password_file`",
+        "Redis refused this user or password; correct them in the URL or in `password_file`",
     ),
     (
         "NOPERM",
@@ -166,7 +168,7 @@ fn refusal(operation: Operation, code: &str, details: &str) -> Error {
         .find(|(known, ..)| code == *known)
         .or_else(|| FAULTS.iter().find(|(known, ..)| is_in(details, known)));
     if let Some((_, kind, words)) = known {
-        return Error::new(*kind, operation).saying(*words);
+        return Error::new(*kind, operation).with_message(*words);
     }
     // Who has not said a password may not even send a request of some length.
     if code == "ERR" && (details.contains("AUTH") || details.contains("unauthenticated")) {
@@ -174,7 +176,7 @@ fn refusal(operation: Operation, code: &str, details: &str) -> Error {
     }
     // A password or a key could be quoted in an unknown text, so only its code is told.
     Error::new(ErrorKind::Unavailable, operation)
-        .saying(format!("Redis refused with `{code}`; its log says more"))
+        .with_message(format!("Redis refused with `{code}`; its log says more"))
 }
 
 #[cfg(test)]

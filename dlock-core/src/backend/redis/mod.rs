@@ -20,7 +20,7 @@ mod errors;
 #[doc(hidden)]
 pub mod extension;
 mod health;
-mod join;
+mod join_all;
 mod notices;
 mod operators;
 mod pipeline;
@@ -48,13 +48,13 @@ use self::codec::Names;
 use self::connection::Link;
 pub use self::connector::Credentials;
 use self::connector::{Connector, Endpoint};
-pub(crate) use self::connector::{Given, Provider, TlsFiles};
-use self::join::join_all;
+pub(crate) use self::connector::{Provider, TlsFiles, UserConnection};
+use self::join_all::join_all;
 use self::notices::Notices;
 use self::recent_releases::{AfterFailover, RecentReleases};
 pub use self::redisson::Redisson;
 pub use self::redlock::RedLock;
-use self::replication::{MinReplicas, Ran};
+use self::replication::{MinReplicas, ServedBy};
 use self::route::Route;
 use self::scripts::{Run, Scripts};
 use super::per_holder::PerHolder;
@@ -158,8 +158,8 @@ impl Redis {
     }
 
     /// The server that the user is connected to already.
-    pub(crate) fn given(given: Given, config: &Settings) -> Result<Self> {
-        let connector = || Connector::Given(given.clone());
+    pub(crate) fn with_connection(connection: UserConnection, config: &Settings) -> Result<Self> {
+        let connector = || Connector::UserConnection(connection.clone());
         Self::over(|| Ok(Route::Server(Link::new(connector(), config))), config)
     }
 
@@ -197,7 +197,7 @@ impl Redis {
     }
 
     /// Makes calls in one run of the script. In a cluster they are on one key.
-    async fn run(&self, requests: &[Request]) -> Result<(Ran, Vec<Value>)> {
+    async fn run(&self, requests: &[Request]) -> Result<(ServedBy, Vec<Value>)> {
         let claim = requests[0].claim();
         let operation = requests[0].operation();
         if has_acquire(requests) {
@@ -207,9 +207,9 @@ impl Redis {
                 self.notices.subscribed(&self.locks, listener).await;
             }
         }
-        let run = self.said(requests);
-        let (ran, answer) = self.locks.run(operation, &self.name_of(claim), &run).await?;
-        Ok((ran, one_each(requests, answer)?))
+        let run = self.encode(requests);
+        let (served_by, answer) = self.locks.run(operation, &self.name_of(claim), &run).await?;
+        Ok((served_by, one_each(requests, answer)?))
     }
 
     /// Hears of hand-overs at the nodes of a cluster.
@@ -235,7 +235,7 @@ impl Redis {
     }
 
     /// Calls in the words of the script.
-    fn said(&self, requests: &[Request]) -> Run {
+    fn encode(&self, requests: &[Request]) -> Run {
         let mut run = self.scripts.calls.on(requests.len());
         for request in requests {
             let claim = request.claim();
@@ -287,12 +287,12 @@ impl Redis {
         if requests.is_empty() {
             return Vec::new();
         }
-        let (ran, answers) = match self.run(requests).await {
-            Ok((ran, answers)) => (Some(ran), Ok(answers)),
+        let (served_by, answers) = match self.run(requests).await {
+            Ok((served_by, answers)) => (Some(served_by), Ok(answers)),
             Err(error) => (None, Err(error)),
         };
         let answers = self.reader.read(requests, answers);
-        self.replicated(requests, answers, ran).await
+        self.replicated(requests, answers, served_by).await
     }
 
     /// The end of the record of a lease of this holder.
@@ -309,19 +309,19 @@ impl std::fmt::Debug for Redis {
 
 impl Backend for Redis {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { combines: COMBINED, ..Capabilities::all("redis") }
+        Capabilities { max_batch: COMBINED, ..Capabilities::all("redis") }
     }
 
     fn open(&self, _client: u64, listener: Weak<dyn Listener>) {
         let _ = self.listener.set(listener.clone());
         let Some(releases) = self.reader.releases.clone() else {
-            return self.locks.tell(listener);
+            return self.locks.set_listener(listener);
         };
         let (route, names, scripts) = (self.locks.clone(), self.names.clone(), self.scripts);
         let after = Arc::new(AfterFailover { listener, releases, route, names, scripts });
         let after = self.after_failover.get_or_init(|| after);
         let listener: Arc<dyn Listener> = after.clone();
-        self.locks.tell(Arc::downgrade(&listener));
+        self.locks.set_listener(Arc::downgrade(&listener));
     }
 
     fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
@@ -339,26 +339,26 @@ impl Backend for Redis {
         let link = match &self.locks {
             Route::Server(link) => link,
             Route::Cluster(cluster) => {
-                let said = |request: &Request| self.said(std::slice::from_ref(request));
+                let encode = |request: &Request| self.encode(std::slice::from_ref(request));
                 let name = |request: &Request| self.name_of(request.claim());
                 requests.iter().for_each(|request| self.leased(request));
-                return cluster.submit(batch, &self.reader, name, said);
+                return cluster.submit(batch, &self.reader, name, encode);
             }
         };
         let Some(live) = link.plain() else { return Err(batch) };
-        let (run, reader) = (self.said(requests), self.reader.clone());
+        let (run, reader) = (self.encode(requests), self.reader.clone());
         link.submit_batch(live, run, batch, move |requests, answer| {
             reader.read(requests, answer.and_then(|answer| one_each(requests, answer)))
         });
         Ok(())
     }
 
-    fn lanes(&self) -> usize {
-        self.locks.lanes()
+    fn partitions(&self) -> usize {
+        self.locks.partitions()
     }
 
-    fn lane(&self, request: &Request) -> usize {
-        self.locks.lane(&self.names.state(&request.claim().key, false))
+    fn partition_of(&self, request: &Request) -> usize {
+        self.locks.partition_of(&self.names.state(&request.claim().key, false))
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
@@ -399,7 +399,7 @@ fn exclusive_only(name: &'static str) -> Capabilities {
         fifo: false,
         release_after: false,
         operators: false,
-        combines: COMBINED,
+        max_batch: COMBINED,
         ..Capabilities::all(name)
     }
 }

@@ -112,10 +112,10 @@ impl Listening {
                     if std::mem::replace(&mut again, true)
                         && let Some(listener) = self.listener.upgrade()
                     {
-                        listener.reconnected();
+                        listener.on_reconnected();
                     }
                     let since = Instant::now();
-                    self.hear(sink, stream, leaving).await;
+                    self.receive_loop(sink, stream, leaving).await;
                     self.phase.send_replace(Phase::Deaf);
                     if since.elapsed() > PROBE {
                         continue; // at once: it was good until now
@@ -128,7 +128,7 @@ impl Listening {
                     };
                     tracing::warn!(
                         why,
-                        "no subscription to notices of Redis; waiters look once a second"
+                        "the subscription for wake-ups in Redis failed; waiting tasks poll once a second until it works"
                     );
                     failures += 1;
                 }
@@ -139,16 +139,16 @@ impl Listening {
     }
 
     async fn subscribe(&self, link: &Link) -> Result<(PubSubSink, PubSubStream)> {
-        let told = |error: RedisError| errors::unanswered(Operation::Connect, &error);
+        let failed = |error: RedisError| errors::unanswered(Operation::Connect, &error);
         let client = link.client().await?;
-        let (mut sink, stream) = client.get_async_pubsub().await.map_err(told)?.split();
-        sink.subscribe(&self.channel).await.map_err(told)?;
+        let (mut sink, stream) = client.get_async_pubsub().await.map_err(failed)?.split();
+        sink.subscribe(&self.channel).await.map_err(failed)?;
         Ok((sink, stream))
     }
 
     /// Passes notices on until the connection ends or goes silent, or its server is
     /// left for another one.
-    async fn hear(
+    async fn receive_loop(
         &self,
         mut sink: PubSubSink,
         mut stream: PubSubStream,
@@ -193,7 +193,7 @@ pub(super) fn deliver(
     let text = std::str::from_utf8(message).unwrap_or("");
     if let Some((key, owner, notice)) = names.notice(text) {
         let ask = confirmed && matches!(notice, Notice::Granted { .. });
-        listener.notice(&key, owner, if ask { Notice::TryAgain } else { notice });
+        listener.on_notice(&key, owner, if ask { Notice::TryAgain } else { notice });
     }
 }
 

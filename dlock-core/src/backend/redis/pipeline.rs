@@ -64,7 +64,7 @@ pub(super) struct Pipeline {
     /// When deadlines are looked at next, in nanoseconds since the start.
     looks: AtomicU64,
     /// When the server was last heard, in nanoseconds since the start.
-    heard: AtomicU64,
+    last_received: AtomicU64,
 }
 
 #[derive(Default)]
@@ -94,7 +94,7 @@ impl Pipeline {
             watcher: Notify::new(),
             start: Instant::now(),
             looks: AtomicU64::new(u64::MAX),
-            heard: AtomicU64::new(0),
+            last_received: AtomicU64::new(0),
         });
         tokio::spawn(reader::read_for_driver(pipeline.clone()));
         pipeline
@@ -231,8 +231,8 @@ impl Pipeline {
 
     /// Whether anything was heard from the server since then.
     pub(super) fn heard_since(&self, moment: Instant) -> bool {
-        let heard = Duration::from_nanos(self.heard.load(Ordering::Relaxed));
-        self.start + heard >= moment
+        let last_received = Duration::from_nanos(self.last_received.load(Ordering::Relaxed));
+        self.start + last_received >= moment
     }
 
     /// Ends the connection. What waits for an answer is told.
@@ -270,7 +270,7 @@ impl Pipeline {
         answers: impl Iterator<Item = Value>,
         replies: &mut Vec<(Reply, Value)>,
     ) -> bool {
-        self.heard.store(nanos(self.start.elapsed()), Ordering::Relaxed);
+        self.last_received.store(nanos(self.start.elapsed()), Ordering::Relaxed);
         let mut waiting = self.waiting.lock();
         for answer in answers {
             let Some(entry) = waiting.entries.pop_front() else { return false };
@@ -307,7 +307,7 @@ impl Pipeline {
         }
         // Whoever adds an earlier deadline from here on says so.
         self.looks.store(u64::MAX, Ordering::Relaxed);
-        let heard = Duration::from_nanos(self.heard.load(Ordering::Relaxed));
+        let last_received = Duration::from_nanos(self.last_received.load(Ordering::Relaxed));
         let mut next = None;
         let mut late = Vec::new();
         for entry in &mut self.waiting.lock().entries {
@@ -315,7 +315,7 @@ impl Pipeline {
             if deadline > now {
                 next = Some(next.map_or(deadline, |next: Duration| next.min(deadline)));
             } else if let Some(reply) = entry.reply.take() {
-                late.push((reply, heard < entry.sent && now >= entry.sent + SILENCE));
+                late.push((reply, last_received < entry.sent && now >= entry.sent + SILENCE));
             }
         }
         if let Some(next) = next {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::codec::{self, Names};
-use super::join::join_all;
+use super::join_all::join_all;
 use super::route::Route;
 use super::scripts::{Run, Scripts};
 use crate::backend::{Listener, Notice, Owner};
@@ -78,13 +78,13 @@ pub(super) struct AfterFailover {
 }
 
 impl Listener for AfterFailover {
-    fn notice(&self, key: &Key, owner: Owner, notice: Notice) {
+    fn on_notice(&self, key: &Key, owner: Owner, notice: Notice) {
         if let Some(listener) = self.listener.upgrade() {
-            listener.notice(key, owner, notice);
+            listener.on_notice(key, owner, notice);
         }
     }
 
-    fn reconnected(&self) {
+    fn on_reconnected(&self) {
         let released = self.releases.take();
         if !released.is_empty() {
             let (route, names, scripts) = (self.route.clone(), self.names.clone(), self.scripts);
@@ -94,7 +94,7 @@ impl Listener for AfterFailover {
             });
         }
         if let Some(listener) = self.listener.upgrade() {
-            listener.reconnected();
+            listener.on_reconnected();
         }
     }
 }

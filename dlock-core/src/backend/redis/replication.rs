@@ -25,7 +25,7 @@ pub(super) struct MinReplicas {
 }
 
 /// Where a script was run.
-pub(super) type Ran = (Arc<Link>, Arc<Live>);
+pub(super) type ServedBy = (Arc<Link>, Arc<Live>);
 
 impl Redis {
     /// Turns answers that too few replicas would remember into errors.
@@ -33,7 +33,7 @@ impl Redis {
         &self,
         requests: &[Request],
         mut answers: Vec<Answer>,
-        ran: Option<Ran>,
+        served_by: Option<ServedBy>,
     ) -> Vec<Answer> {
         let Some(MinReplicas { count, patience }) = self.min_replicas else { return answers };
         let is_kept = |answer: &Answer| {
@@ -43,7 +43,7 @@ impl Redis {
                     | Answer::Renew(Ok(RenewOutcome::Held { .. } | RenewOutcome::Extended(_)))
             )
         };
-        let Some((link, live)) = ran.filter(|_| answers.iter().any(is_kept)) else {
+        let Some((link, live)) = served_by.filter(|_| answers.iter().any(is_kept)) else {
             return answers;
         };
         let mut wait = redis::cmd("WAIT");
@@ -58,7 +58,7 @@ impl Redis {
                 let given_back = match request {
                     Request::Acquire(claim) => {
                         let release = [Request::Release(claim.clone(), Release::Now)];
-                        let run = self.said(&release);
+                        let run = self.encode(&release);
                         let ran = link.run_on(&live, Operation::Release, &run).await;
                         ran.and_then(|answer| one_each(&release, answer)).map(drop)
                     }
@@ -76,7 +76,7 @@ impl Redis {
             Ok(()) => ErrorKind::Unavailable,
             Err(_) => ErrorKind::Unknown,
         };
-        Error::new(kind, request.operation()).on(&request.claim().key).saying(format!(
+        Error::new(kind, request.operation()).with_key(&request.claim().key).with_message(format!(
             "{found} replicas of Redis have the lock in time, and `min_replicas` wants {count}; check the replicas, or lower it"
         ))
     }

@@ -6,13 +6,13 @@ use redis::{Cmd, Value};
 
 use super::cluster::{Cluster, Sent};
 use super::connection::Link;
-use super::replication::Ran;
+use super::replication::ServedBy;
 use super::scripts::Run;
 use crate::backend::Listener;
 use crate::error::{Operation, Result};
 
-/// How many lanes a cluster has. More primaries than these share some of them.
-const LANES: usize = 64;
+/// How many partitions a cluster has. More primaries than these share some of them.
+const PARTITIONS: usize = 64;
 
 /// The way to the server of a key.
 #[derive(Clone)]
@@ -23,10 +23,10 @@ pub(super) enum Route {
 
 impl Route {
     /// Who is told when a connection was made again.
-    pub(super) fn tell(&self, listener: Weak<dyn Listener>) {
+    pub(super) fn set_listener(&self, listener: Weak<dyn Listener>) {
         match self {
-            Route::Server(link) => link.tell(listener),
-            Route::Cluster(cluster) => cluster.tell(listener),
+            Route::Server(link) => link.set_listener(listener),
+            Route::Cluster(cluster) => cluster.set_listener(listener),
         }
     }
 
@@ -54,17 +54,17 @@ impl Route {
         }
     }
 
-    pub(super) fn lanes(&self) -> usize {
+    pub(super) fn partitions(&self) -> usize {
         match self {
             Route::Server(_) => 1,
-            Route::Cluster(_) => LANES,
+            Route::Cluster(_) => PARTITIONS,
         }
     }
 
-    pub(super) fn lane(&self, name: &str) -> usize {
+    pub(super) fn partition_of(&self, name: &str) -> usize {
         match self {
             Route::Server(_) => 0,
-            Route::Cluster(cluster) => cluster.lane(name) % LANES,
+            Route::Cluster(cluster) => cluster.partition_of(name) % PARTITIONS,
         }
     }
 
@@ -93,7 +93,7 @@ impl Route {
         operation: Operation,
         name: &str,
         run: &Run,
-    ) -> Result<(Ran, Value)> {
+    ) -> Result<(ServedBy, Value)> {
         match self {
             Route::Server(link) => {
                 let (live, answer) = link.run_behind(None, operation, run).await?;

@@ -99,7 +99,7 @@ fn is_too_old(version: &str) -> bool {
 }
 
 fn fault(what: String) -> Error {
-    Error::new(ErrorKind::Config, Operation::Connect).saying(what)
+    Error::new(ErrorKind::Config, Operation::Connect).with_message(what)
 }
 
 #[cfg(test)]

@@ -113,10 +113,10 @@ fn answer(
     match request {
         Request::Acquire(claim) => {
             if table.is_full(claim, MAX_ENTRIES) {
-                let error = Error::new(ErrorKind::Overloaded, Operation::Acquire).saying(format!(
+                let error = Error::new(ErrorKind::Overloaded, Operation::Acquire).with_message(format!(
                     "{MAX_ENTRIES} claims hold this key or wait for it; more do not fit in its row"
                 ));
-                return Answer::Acquire(Err(error.on(&claim.key)));
+                return Answer::Acquire(Err(error.with_key(&claim.key)));
             }
             Answer::Acquire(Ok(table.acquire(now, claim, sent)))
         }
@@ -130,8 +130,8 @@ pub(super) fn failed(requests: &[Request], error: &Error) -> Vec<Answer> {
     requests
         .iter()
         .map(|request| {
-            let error = error.clone().during(request.operation());
-            request.failed(error.on(&request.claim().key))
+            let error = error.clone().with_operation(request.operation());
+            request.failed(error.with_key(&request.claim().key))
         })
         .collect()
 }

@@ -54,54 +54,65 @@ impl Fault {
         let (kind, what) = match cause {
             Cause::Conflict => (
                 ErrorKind::Unavailable,
-                "transactions of others were in the way each time it was tried; nothing was changed".to_owned(),
+                "other transactions conflicted with every attempt; nothing was changed; try again"
+                    .to_owned(),
             ),
             Cause::Locked => (
                 ErrorKind::Unavailable,
-                "another transaction has locked the row for too long; nothing was changed".to_owned(),
+                "another transaction has locked the row for too long; nothing was changed"
+                    .to_owned(),
             ),
             Cause::Disconnected => (
                 ErrorKind::Unavailable,
-                format!("cannot reach the database at {address}: {}; check that it runs there and that nothing is in between", broken(&source)),
+                format!(
+                    "cannot reach the database at {address}: {}; check that it runs there and that nothing is in between",
+                    broken(&source)
+                ),
             ),
             Cause::Refused(why) => {
                 (ErrorKind::Unavailable, format!("the database at {address} refuses: {why}"))
             }
             Cause::Credentials => (
                 ErrorKind::Denied,
-                format!("the database at {address} refused the user or the password; check them in the URL or in the password file"),
+                format!(
+                    "the database at {address} refused the user or the password; check them in the URL or in the password file"
+                ),
             ),
             Cause::Denied => (
                 ErrorKind::Denied,
-                format!("the user lacks a right in the database at {address}; docs/sql.md lists the rights"),
+                format!(
+                    "the user lacks a right in the database at {address}; docs/sql.md lists the rights"
+                ),
             ),
             Cause::Unfit(why) => {
                 (ErrorKind::Config, format!("the database at {address} cannot be used: {why}"))
             }
             Cause::NoTables => (
                 ErrorKind::Config,
-                format!("the database at {address} does not have the tables of dlock; make them with `dlock schema --url ...` or with .migrate(true)"),
+                format!(
+                    "the database at {address} does not have the tables of dlock; make them with `dlock schema --url ...` or with .migrate(true)"
+                ),
             ),
             Cause::Other => (
                 ErrorKind::Unavailable,
-                format!("the database at {address} could not do it; its own error is the source of this one"),
+                format!("the database at {address} failed; see the source of this error"),
             ),
         };
-        let error = Error::new(kind, Operation::Connect).saying(what).because(source);
+        let error = Error::new(kind, Operation::Connect).with_message(what).with_source(source);
         Fault { cause, error }
     }
 
     /// The connection broke after the commit was sent.
     pub(super) fn in_commit(source: sqlx::Error) -> Self {
         let error = Error::new(ErrorKind::Unknown, Operation::Connect)
-            .saying("the connection broke before the database confirmed the commit; the change may or may not have been made")
-            .because(source);
+            .with_message("the connection broke before the database confirmed the commit; the change may or may not have been made")
+            .with_source(source);
         Fault { cause: Cause::Disconnected, error }
     }
 
     /// A row that this version cannot read.
     pub(super) fn unknown_layout() -> Self {
-        let error = Error::new(ErrorKind::Config, Operation::Connect).saying(
+        let error = Error::new(ErrorKind::Config, Operation::Connect).with_message(
             "a row of dlock_lock has another layout; do all processes use compatible versions of dlock?",
         );
         Fault { cause: Cause::Other, error }
@@ -125,7 +136,7 @@ fn broken(error: &sqlx::Error) -> String {
         sqlx::Error::Tls(error) => format!(
             "TLS failed ({error}; sslmode=disable in the URL is a connection in plain text)"
         ),
-        sqlx::Error::Protocol(what) => format!("the answer makes no sense ({what})"),
+        sqlx::Error::Protocol(what) => format!("the answer could not be understood ({what})"),
         sqlx::Error::Database(_) => "the server ended the connection".to_owned(),
         _ => "the connection broke".to_owned(),
     }

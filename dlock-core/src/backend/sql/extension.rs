@@ -129,7 +129,7 @@ pub(crate) async fn run<J: Job>(database: &dyn SqlDatabase, job: &J) -> Result<J
         retry
             .pause(fault, is_locked, close_idle)
             .await
-            .map_err(|fault| fault.error.during(Operation::Inventory))?;
+            .map_err(|fault| fault.error.with_operation(Operation::Inventory))?;
     }
 }
 
@@ -146,7 +146,7 @@ async fn attempt<J: Job>(database: &dyn SqlDatabase, job: &J) -> Result<J::Outpu
     let worked = tokio::time::timeout(limit, work).await;
     let (open, done) = worked.unwrap_or_else(|_| {
         let what = format!("no answer within {limit:?}; nothing was changed");
-        Err(Fault::of(Error::new(ErrorKind::Unavailable, Operation::Inventory).saying(what)))
+        Err(Fault::of(Error::new(ErrorKind::Unavailable, Operation::Inventory).with_message(what)))
     })?;
     match tokio::time::timeout(limit, open.commit()).await {
         Ok(Ok(())) => Ok(done),
@@ -154,7 +154,7 @@ async fn attempt<J: Job>(database: &dyn SqlDatabase, job: &J) -> Result<J::Outpu
         Ok(Err(fault)) => Err(fault),
         Err(_) => {
             let what = format!("the commit was not confirmed within {limit:?}");
-            Err(Fault::of(Error::new(ErrorKind::Unknown, Operation::Inventory).saying(what)))
+            Err(Fault::of(Error::new(ErrorKind::Unknown, Operation::Inventory).with_message(what)))
         }
     }
 }
@@ -162,5 +162,5 @@ async fn attempt<J: Job>(database: &dyn SqlDatabase, job: &J) -> Result<J::Outpu
 /// The error for a failed statement in a transaction of the caller.
 pub fn failed_in_transaction(dialect: Dialect, error: sqlx::Error) -> Error {
     let fault = Fault::before_commit(dialect.cause(&error), error, "this connection");
-    fault.error.during(Operation::Inventory)
+    fault.error.with_operation(Operation::Inventory)
 }

@@ -106,17 +106,17 @@ async fn listen(store: Arc<Store<PostgresDatabase>>) {
     // Where messages have come before, there is no pooler: the server is away.
     let (mut has_worked, mut failed) = (false, 0_u32);
     loop {
-        let heard = store.hear().await;
+        let received = store.receive_loop().await;
         let had_worked = listening.session.swap(false, Ordering::AcqRel);
         listening.tried.send_replace(true);
         has_worked |= had_worked;
         failed = if had_worked { 0 } else { failed + 1 };
-        if let Err(error) = heard
+        if let Err(error) = received
             && !has_worked
         {
             tracing::info!(
                 why = %error,
-                "no messages come from PostgreSQL, maybe because of a pooler; waiters look"
+                "PostgreSQL delivers no NOTIFY messages, probably because of a pooler; waiting tasks poll the database instead"
             );
         }
         let spread = rand::rng().random_range(0.75..1.25);
@@ -146,15 +146,16 @@ impl Store<PostgresDatabase> {
         let mut listener = PgListener::connect_with(&pool).await.map_err(fault)?;
         listener.eager_reconnect(false);
         if !is_own_session(&mut listener, &mark).await.map_err(fault)? {
-            return Err(Error::new(ErrorKind::Unsupported, Operation::Connect)
-                .saying("the session is not the connection's own; there is a pooler in between"));
+            return Err(Error::new(ErrorKind::Unsupported, Operation::Connect).with_message(
+                "the session is not the connection's own; there is a pooler in between",
+            ));
         }
         listener.listen(&messages::channel(self.client)).await.map_err(fault)?;
         Ok(listener)
     }
 
     /// Passes notices on until messages no longer come.
-    async fn hear(&self) -> Result<(), Error> {
+    async fn receive_loop(&self) -> Result<(), Error> {
         let fault = |error| self.fault(error).error;
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.listener()).await;
         let late = |_| Err(fault(std::io::Error::from(std::io::ErrorKind::TimedOut).into()));
@@ -216,8 +217,8 @@ impl Store<PostgresDatabase> {
         let mut in_use = self.connections.take(&self.database).await?;
         // Both are digits and letters of our own making.
         let statement = AssertSqlSafe(format!("NOTIFY {channel}, '{HELLO}{number}'"));
-        let said = raw_sql(statement).execute(in_use.conn()).await;
-        said.map_err(|error| self.fault(error))?;
+        let executed = raw_sql(statement).execute(in_use.conn()).await;
+        executed.map_err(|error| self.fault(error))?;
         in_use.give_back();
         Ok(number)
     }

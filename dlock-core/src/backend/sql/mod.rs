@@ -19,11 +19,11 @@ mod errors;
 pub mod extension;
 #[cfg(feature = "postgres")]
 mod listen;
-mod looks;
 mod messages;
 #[cfg(feature = "mysql")]
 mod mysql;
 mod names;
+mod polling;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod schema;
@@ -233,7 +233,7 @@ impl<D: Database> Store<D> {
 
 impl<D: Database> Backend for Sql<D> {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { combines: COMBINED, ..Capabilities::all(D::NAME) }
+        Capabilities { max_batch: COMBINED, ..Capabilities::all(D::NAME) }
     }
 
     fn open(&self, _client: u64, listener: Weak<dyn Listener>) {
@@ -250,7 +250,8 @@ impl<D: Database> Backend for Sql<D> {
                 self.ready().await?;
                 self.store.table_of(&self.store.names.both(key)).await
             };
-            let (meta, table) = look.await.map_err(|fault| told(fault, Operation::Inspect, key))?;
+            let (meta, table) =
+                look.await.map_err(|fault| with_context(fault, Operation::Inspect, key))?;
             Ok(table.inspect(meta.time.now(), key))
         })
     }
@@ -261,7 +262,7 @@ impl<D: Database> Backend for Sql<D> {
                 self.ready().await?;
                 self.store.list(prefix, cursor).await
             };
-            listed.await.map_err(|fault| fault.error.during(Operation::List))
+            listed.await.map_err(|fault| fault.error.with_operation(Operation::List))
         })
     }
 
@@ -276,7 +277,7 @@ impl<D: Database> Backend for Sql<D> {
                 });
                 decided.await
             };
-            broken.await.map_err(|fault| told(fault, Operation::Break, key))
+            broken.await.map_err(|fault| with_context(fault, Operation::Break, key))
         })
     }
 
@@ -295,6 +296,6 @@ impl<D: Database> Backend for Sql<D> {
     }
 }
 
-fn told(fault: Fault, operation: Operation, key: &Key) -> Error {
-    fault.error.during(operation).on(key)
+fn with_context(fault: Fault, operation: Operation, key: &Key) -> Error {
+    fault.error.with_operation(operation).with_key(key)
 }

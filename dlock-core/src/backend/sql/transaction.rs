@@ -22,8 +22,8 @@ use tokio::time::Instant;
 use super::connections::{Connections, InUse, UseFor};
 use super::database::{Conn, Database, LockRow, OnLocked, RowWrite, Rows, Time};
 use super::errors::{Cause, Fault};
-use super::looks::Tracker;
 use super::names::{LockId, Names};
+use super::polling::Tracker;
 use super::{messages, sweep};
 use crate::backend::Listener;
 use crate::backend::memory::lock_table::row::UnloadedLock;
@@ -217,7 +217,7 @@ impl<D: Database> Store<D> {
         let fault = |error| self.fault(error);
         if !writes.is_empty() && !self.database.write(conn, writes).await.map_err(fault)? {
             let error = Error::new(ErrorKind::Unavailable, Operation::Connect)
-                .saying("others made the same rows at the same time; nothing was changed");
+                .with_message("others made the same rows at the same time; nothing was changed");
             return Err(Fault { cause: Cause::Conflict, error });
         }
         let others: Vec<&SentNotice> =
@@ -245,7 +245,7 @@ impl<D: Database> Store<D> {
     pub(super) fn notice(&self, key: &crate::Key, owner: crate::claim::Owner, notice: Notice) {
         self.tracker.noticed(owner, &notice);
         if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
-            listener.notice(key, owner, notice);
+            listener.on_notice(key, owner, notice);
         }
     }
 

@@ -37,8 +37,8 @@ pub(super) fn written(operation: Operation, error: ZkError) -> Error {
     match error {
         ZkError::ConnectionLoss | ZkError::Timeout | ZkError::Custom(_) => {
             Error::new(ErrorKind::Unknown, operation)
-                .saying("the connection to ZooKeeper broke before it answered; the change may or may not have been made")
-                .because(error)
+                .with_message("the connection to ZooKeeper broke before it answered; the change may or may not have been made")
+                .with_source(error)
         }
         error => read(operation, error),
     }
@@ -70,5 +70,5 @@ pub(super) fn read(operation: Operation, error: ZkError) -> Error {
         }
         _ => (ErrorKind::Unavailable, "ZooKeeper could not be reached"),
     };
-    Error::new(kind, operation).saying(what).because(error)
+    Error::new(kind, operation).with_message(what).with_source(error)
 }

@@ -154,7 +154,7 @@ fn sorted(kinds: &[(&str, Kind)], children: &[String]) -> Vec<Place> {
 
 /// Where a claim stands.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Standing<'a> {
+pub(super) struct QueueStatus<'a> {
     /// The last node that must go before it holds the key; `None`: it holds the key.
     pub(super) behind: Option<&'a Place>,
     /// Whether somebody else waits for the key.
@@ -162,12 +162,12 @@ pub(super) struct Standing<'a> {
 }
 
 /// Where the node of this name stands; `None` if it is not there.
-pub(super) fn standing<'a>(places: &'a [Place], name: &str) -> Option<Standing<'a>> {
+pub(super) fn queue_status<'a>(places: &'a [Place], name: &str) -> Option<QueueStatus<'a>> {
     let own = places.iter().position(|place| place.name == name)?;
     let blocks =
         |place: &&Place| place.kind == Kind::Exclusive || places[own].kind == Kind::Exclusive;
     let behind = places[..own].iter().rfind(blocks);
-    Some(Standing { behind, others_wait: places[own + 1..].iter().any(|place| blocks(&place)) })
+    Some(QueueStatus { behind, others_wait: places[own + 1..].iter().any(|place| blocks(&place)) })
 }
 
 /// How many of the places hold the key: the first, or all readers before a writer.
@@ -182,7 +182,7 @@ pub(super) fn holders(places: &[Place]) -> usize {
 /// The tokens of a node, by the number of the transaction that made it.
 pub(super) fn grant(czxid: i64, wanted: u32) -> Result<Grant> {
     if czxid >> 32 >= MAX_EPOCH || czxid <= 0 {
-        return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire).saying(
+        return Err(Error::new(ErrorKind::Unsupported, Operation::Acquire).with_message(
             "the ensemble has had 32768 elections or more, so its transaction numbers make no fencing tokens below 2^53; move the locks to a new ensemble",
         ));
     }
@@ -219,10 +219,10 @@ mod tests {
         let children = names(&["_c_b-lock-0000000010", "_c_a-lock-0000000002", "locks", "x-1"]);
         let places = places(Layout::Mutex, &children);
         assert_eq!(places.iter().map(|place| place.sequence).collect::<Vec<_>>(), [2, 10]);
-        assert_eq!(standing(&places, "_c_a-lock-0000000002").unwrap().behind, None);
-        let second = standing(&places, "_c_b-lock-0000000010").unwrap();
+        assert_eq!(queue_status(&places, "_c_a-lock-0000000002").unwrap().behind, None);
+        let second = queue_status(&places, "_c_b-lock-0000000010").unwrap();
         assert_eq!(second.behind, Some(&places[0]));
-        assert!(standing(&places, "_c_c-lock-0000000003").is_none());
+        assert!(queue_status(&places, "_c_c-lock-0000000003").is_none());
         assert_eq!(holders(&places), 1);
     }
 
@@ -238,12 +238,12 @@ mod tests {
         let places = places(Layout::RwLock, &children);
         assert_eq!(holders(&places), 2);
         let behind =
-            |name: &str| standing(&places, name).unwrap().behind.map(|place| place.sequence);
+            |name: &str| queue_status(&places, name).unwrap().behind.map(|place| place.sequence);
         assert_eq!(behind("_c_b-__READ__0000000002"), None);
         assert_eq!(behind("_c_c-__WRIT__0000000003"), Some(2));
         assert_eq!(behind("_c_d-__READ__0000000004"), Some(3));
-        assert!(standing(&places, "_c_a-__READ__0000000001").unwrap().others_wait);
-        assert!(!standing(&places, "_c_d-__READ__0000000004").unwrap().others_wait);
+        assert!(queue_status(&places, "_c_a-__READ__0000000001").unwrap().others_wait);
+        assert!(!queue_status(&places, "_c_d-__READ__0000000004").unwrap().others_wait);
     }
 
     /// Curator's downgrade makes a reader with the sequence of its writer.
@@ -256,7 +256,7 @@ mod tests {
         ]);
         let places = places(Layout::RwLock, &children);
         assert_eq!(places[0].kind, Kind::Exclusive);
-        let waiting = standing(&places, "_c_b-__READ__0000000002").unwrap();
+        let waiting = queue_status(&places, "_c_b-__READ__0000000002").unwrap();
         assert_eq!(waiting.behind, Some(&places[0]));
     }
 

@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use zookeeper_client::{Client, CreateMode, Error as ZkError};
 
 use super::claims::{Known, Node};
-use super::layout::{self, Kind, Place, Standing, grant, places, standing};
+use super::layout::{self, Kind, Place, QueueStatus, grant, places, queue_status};
 use super::paths::below;
 use super::session::Session;
 use super::{ZooKeeper, errors, node_data, watches};
@@ -23,7 +23,7 @@ impl ZooKeeper {
     pub(super) async fn acquire_lock(&self, claim: &Claim) -> Result<AcquireOutcome> {
         let parent = self.root.path(&claim.key)?;
         let session = self.sessions.get(Operation::Acquire).await?;
-        let failed = |error| errors::written(Operation::Acquire, error).on(&claim.key);
+        let failed = |error| errors::written(Operation::Acquire, error).with_key(&claim.key);
         let client = session.client().map_err(failed)?;
         if !claim.queue && session.claims.get(claim.owner).is_none() {
             // Who only tries makes no node if somebody is in the way.
@@ -50,17 +50,17 @@ impl ZooKeeper {
         let (node, mut children) = self.take_place(&session, claim, &parent).await?;
         for _ in 0..LOOKS {
             let places = places(self.layout, &children);
-            let Some(Standing { behind, .. }) = standing(&places, node.name()) else {
+            let Some(QueueStatus { behind, .. }) = queue_status(&places, node.name()) else {
                 session.claims.remove(claim.owner);
                 return Err(Error::new(ErrorKind::Unavailable, Operation::Acquire)
-                    .on(&claim.key)
-                    .saying("the node of this claim was removed by somebody else"));
+                    .with_key(&claim.key)
+                    .with_message("the node of this claim was removed by somebody else"));
             };
             let Some(behind) = behind else {
                 let term = session.term().await.map_err(failed)?;
                 session.claims.hold(claim.owner, &claim.key);
                 let grant =
-                    grant(node.czxid, claim.tokens).map_err(|error| error.on(&claim.key))?;
+                    grant(node.czxid, claim.tokens).map_err(|error| error.with_key(&claim.key))?;
                 return Ok(AcquireOutcome::SessionGranted { grant, term });
             };
             let first = below(&parent, &places[0].name);
@@ -78,8 +78,10 @@ impl ZooKeeper {
             children = client.list_children(&parent).await.map_err(failed)?;
         }
         Err(Error::new(ErrorKind::Unavailable, Operation::Acquire)
-            .on(&claim.key)
-            .saying("the nodes in front of this claim change faster than they can be watched"))
+            .with_key(&claim.key)
+            .with_message(
+                "the nodes in front of this claim change faster than they can be watched",
+            ))
     }
 
     /// The place of a claim in the queue, made if it is not there, and all nodes of the queue.
@@ -89,7 +91,7 @@ impl ZooKeeper {
         claim: &Claim,
         parent: &str,
     ) -> Result<(Node, Vec<String>)> {
-        let failed = |error| errors::written(Operation::Acquire, error).on(&claim.key);
+        let failed = |error| errors::written(Operation::Acquire, error).with_key(&claim.key);
         let known = session.claims.get(claim.owner);
         let client = session.client().map_err(failed)?;
         let place = match known {
@@ -164,8 +166,8 @@ impl ZooKeeper {
 
     pub(super) async fn renew_all(&self, leases: &[Arc<Claim>]) -> Vec<Result<RenewOutcome>> {
         let unavailable = |what: &str| {
-            let error = Error::new(ErrorKind::Unavailable, Operation::Renew).saying(what);
-            leases.iter().map(|lease| Err(error.clone().on(&lease.key))).collect()
+            let error = Error::new(ErrorKind::Unavailable, Operation::Renew).with_message(what);
+            leases.iter().map(|lease| Err(error.clone().with_key(&lease.key))).collect()
         };
         let Some(session) = self.sessions.current() else {
             return leases.iter().map(|_| Ok(RenewOutcome::Lost)).collect();
@@ -181,7 +183,7 @@ impl ZooKeeper {
     }
 
     async fn renew_one(&self, session: &Arc<Session>, lease: &Claim) -> Result<RenewOutcome> {
-        let failed = |error| errors::written(Operation::Renew, error).on(&lease.key);
+        let failed = |error| errors::written(Operation::Renew, error).with_key(&lease.key);
         let client = session.client().map_err(failed)?;
         let Some(known) = session.claims.get(lease.owner) else { return Ok(RenewOutcome::Lost) };
         let others_wait = match lease.mode {
@@ -210,7 +212,8 @@ impl ZooKeeper {
         let Some(node) = &known.place else { return Ok(None) };
         let parent = node.path.rsplit_once('/').map_or("/", |(parent, _)| parent);
         let places = places(self.layout, &Self::children(client, parent).await?);
-        let Some(Standing { behind: None, others_wait }) = standing(&places, node.name()) else {
+        let Some(QueueStatus { behind: None, others_wait }) = queue_status(&places, node.name())
+        else {
             return Ok(None);
         };
         let own = places.iter().find(|place| place.name == node.name());
@@ -279,8 +282,8 @@ impl ZooKeeper {
             Ok(Ok(false) | Err(ZkError::SessionExpired | ZkError::ClientClosed)) => {
                 Ok(ReleaseOutcome::AlreadyLost)
             }
-            Ok(Err(error)) => Err(errors::written(Operation::Release, error).on(&lease.key)),
-            Err(_) => Err(Error::new(ErrorKind::Unknown, Operation::Release).on(&lease.key)),
+            Ok(Err(error)) => Err(errors::written(Operation::Release, error).with_key(&lease.key)),
+            Err(_) => Err(Error::new(ErrorKind::Unknown, Operation::Release).with_key(&lease.key)),
         }
     }
 

@@ -107,9 +107,9 @@ impl ZooKeeper {
             return error;
         }
         Error::new(ErrorKind::Unknown, Operation::Acquire)
-            .on(&claim.key)
-            .saying("ZooKeeper failed after the claim may have been made")
-            .because(error)
+            .with_key(&claim.key)
+            .with_message("ZooKeeper failed after the claim may have been made")
+            .with_source(error)
     }
 
     async fn acquire_once(&self, claim: &Claim) -> Result<AcquireOutcome> {
@@ -143,7 +143,7 @@ impl ZooKeeper {
             // The node is gone, as it would be if the process ended.
             Release::After(_) => {
                 let _ = released?;
-                Err(Error::new(ErrorKind::Unsupported, Operation::Release).on(&lease.key).saying(
+                Err(Error::new(ErrorKind::Unsupported, Operation::Release).with_key(&lease.key).with_message(
                     "zookeeper:// cannot keep a key taken after a release; the lock was released at once",
                 ))
             }

@@ -30,7 +30,7 @@ impl ZooKeeper {
         parent: &str,
         name: &str,
     ) -> Result<(Node, Vec<String>)> {
-        let failed = |error| errors::written(Operation::Acquire, error).on(&claim.key);
+        let failed = |error| errors::written(Operation::Acquire, error).with_key(&claim.key);
         let client = session.client().map_err(failed)?;
         session.claims.doubt(claim.owner, &claim.key);
         let data = node_data::encode(&claim.holder, None);
@@ -80,7 +80,7 @@ impl ZooKeeper {
     ) -> Error {
         let _ = session.write(|| client.delete(path, None)).await;
         session.claims.remove(claim.owner);
-        Error::new(ErrorKind::Unavailable, Operation::Acquire).on(&claim.key).saying(
+        Error::new(ErrorKind::Unavailable, Operation::Acquire).with_key(&claim.key).with_message(
             "the node of this key has had 2^31 locks, so the order of new ones cannot be told; delete the node while nobody holds the lock",
         )
     }

@@ -54,9 +54,9 @@ impl ZooKeeper {
     }
 
     pub(super) async fn state_of(&self, key: &Key) -> Result<KeyState> {
-        let path = self.root.path(key).map_err(|error| error.during(Operation::Inspect))?;
+        let path = self.root.path(key).map_err(|error| error.with_operation(Operation::Inspect))?;
         let session = self.sessions.get(Operation::Inspect).await?;
-        let failed = |error| errors::read(Operation::Inspect, error).on(key);
+        let failed = |error| errors::read(Operation::Inspect, error).with_key(key);
         let client = session.client().map_err(failed)?;
         let nodes = self.nodes_of(&client, &path).await.map_err(failed)?;
         let expires_in = session.timeout();
@@ -143,9 +143,9 @@ impl ZooKeeper {
     /// Marks the nodes of the holders, so that they hear of it, and removes them later.
     pub(super) async fn break_holders(&self, key: &Key, how: &Break) -> Result<usize> {
         let Break { by, delay } = how.clone();
-        let path = self.root.path(key).map_err(|error| error.during(Operation::Break))?;
+        let path = self.root.path(key).map_err(|error| error.with_operation(Operation::Break))?;
         let session = self.sessions.get(Operation::Break).await?;
-        let failed = |error| errors::written(Operation::Break, error).on(key);
+        let failed = |error| errors::written(Operation::Break, error).with_key(key);
         let client = session.client().map_err(failed)?;
         let nodes = self.nodes_of(&client, &path).await.map_err(failed)?;
         let places: Vec<Place> = nodes.places.iter().map(|(place, ..)| place.clone()).collect();

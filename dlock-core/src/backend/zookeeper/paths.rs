@@ -35,7 +35,7 @@ impl Root {
         let name = key.as_str().strip_prefix('/').unwrap_or(key.as_str());
         let reserved = self.0.is_empty() && (name == "zookeeper" || name.starts_with("zookeeper/"));
         if reserved || !name.split('/').all(is_name) {
-            return Err(Error::new(ErrorKind::Invalid, Operation::Acquire).on(key).saying(
+            return Err(Error::new(ErrorKind::Invalid, Operation::Acquire).with_key(key).with_message(
                 "a key on zookeeper:// is the path of a node: its parts must not be empty, `.` or `..`, and `zookeeper` is reserved; change the key, or escape values with key!",
             ));
         }

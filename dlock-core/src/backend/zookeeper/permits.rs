@@ -7,7 +7,7 @@
 use zookeeper_client::{Client, CreateMode, Error as ZkError};
 
 use super::claims::{Known, Node};
-use super::layout::{self, Layout, PERMIT_LEASES, PERMIT_LOCKS, leases, places, standing};
+use super::layout::{self, Layout, PERMIT_LEASES, PERMIT_LOCKS, leases, places, queue_status};
 use super::paths::below;
 use super::session::Session;
 use super::{ZooKeeper, errors, node_data, watches};
@@ -32,7 +32,7 @@ impl ZooKeeper {
         let path = self.root.path(&claim.key)?;
         let (locks, permits) = (below(&path, PERMIT_LOCKS), below(&path, PERMIT_LEASES));
         let session = self.sessions.get(Operation::Acquire).await?;
-        let failed = |error| errors::written(Operation::Acquire, error).on(&claim.key);
+        let failed = |error| errors::written(Operation::Acquire, error).with_key(&claim.key);
         let client = session.client().map_err(failed)?;
         let (count, of) = wanted(claim);
         if let Some(known) = self.known_permits(&session, &client, claim, &permits).await? {
@@ -63,11 +63,11 @@ impl ZooKeeper {
         let (place, mut waiting) = self.take_place(&session, claim, &locks).await?;
         for _ in 0..LOOKS {
             let queue = places(Layout::Mutex, &waiting);
-            let Some(standing) = standing(&queue, place.name()) else {
+            let Some(status) = queue_status(&queue, place.name()) else {
                 session.claims.remove(claim.owner);
                 return Err(removed(claim));
             };
-            if let Some(behind) = standing.behind {
+            if let Some(behind) = status.behind {
                 if !claim.queue {
                     let _ = self.remove_all(claim).await?;
                     return Ok(AcquireOutcome::Busy { holder: None });
@@ -124,7 +124,7 @@ impl ZooKeeper {
         claim: &Claim,
         permits: &str,
     ) -> Result<Option<Known>> {
-        let failed = |error| errors::written(Operation::Acquire, error).on(&claim.key);
+        let failed = |error| errors::written(Operation::Acquire, error).with_key(&claim.key);
         let Some(known) = session.claims.get(claim.owner) else { return Ok(None) };
         if !known.is_doubtful {
             return Ok(Some(known));
@@ -149,7 +149,7 @@ impl ZooKeeper {
         mut known: Known,
         permits: &str,
     ) -> Result<Known> {
-        let failed = |error| errors::written(Operation::Acquire, error).on(&claim.key);
+        let failed = |error| errors::written(Operation::Acquire, error).with_key(&claim.key);
         let path = below(permits, &layout::lease_name(claim.owner));
         let data = node_data::encode(&claim.holder, None);
         let options = CreateMode::EphemeralSequential.with_acls(self.acls());
@@ -174,7 +174,7 @@ impl ZooKeeper {
         claim: &Claim,
         known: Known,
     ) -> Result<AcquireOutcome> {
-        let failed = |error| errors::written(Operation::Acquire, error).on(&claim.key);
+        let failed = |error| errors::written(Operation::Acquire, error).with_key(&claim.key);
         if let Some(place) = known.place {
             Self::remove_nodes(session, client, &[place]).await.map_err(failed)?;
             session.claims.set(claim.owner, &claim.key, None, known.leases);
@@ -204,6 +204,6 @@ impl ZooKeeper {
 
 fn removed(claim: &Claim) -> Error {
     Error::new(ErrorKind::Unavailable, Operation::Acquire)
-        .on(&claim.key)
-        .saying("the node of this claim was removed by somebody else")
+        .with_key(&claim.key)
+        .with_message("the node of this claim was removed by somebody else")
 }

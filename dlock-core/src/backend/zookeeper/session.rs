@@ -77,7 +77,7 @@ impl Session {
         let client = connected.map_err(|error| errors::read(Operation::Connect, error))?;
         let timeout = client.session_timeout();
         if timeout < address.ttl {
-            return Err(Error::new(ErrorKind::Config, Operation::Connect).saying(format!(
+            return Err(Error::new(ErrorKind::Config, Operation::Connect).with_message(format!(
                 "the ttl is {}, but ZooKeeper keeps a session for {} at most; lower the ttl, or raise maxSessionTimeout of the servers",
                 humantime::format_duration(address.ttl),
                 humantime::format_duration(timeout),
@@ -170,7 +170,7 @@ impl Session {
         self.is_connected.store(false, Ordering::Release);
         if !self.is_over.swap(true, Ordering::AcqRel) {
             self.claims.clear();
-            listener.session_lost();
+            listener.on_session_lost();
         }
     }
 
@@ -208,7 +208,7 @@ async fn watch_state(
                 let connected = state == SessionState::SyncConnected;
                 session.is_connected.store(connected, Ordering::Release);
                 // Leases are renewed, which tells their guards whether they are certain.
-                listener.reconnected();
+                listener.on_reconnected();
             }
             state if state.is_terminated() => {
                 session.end(&*listener);

@@ -33,7 +33,7 @@ pub(super) fn ask_again(
         if event.event_type != EventType::Session
             && let Some(listener) = listener.upgrade()
         {
-            listener.notice(&key, owner, Notice::TryAgain);
+            listener.on_notice(&key, owner, Notice::TryAgain);
         }
     });
     Watch::new(path, task.abort_handle())
@@ -83,7 +83,7 @@ async fn watch_own(
         // Off this task, which the removal of the claim ends.
         tokio::spawn(async move {
             session.claims.remove(owner);
-            listener.notice(&key, owner, Notice::Lost(reason));
+            listener.on_notice(&key, owner, Notice::Lost(reason));
         });
     }
 }

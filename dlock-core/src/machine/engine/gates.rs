@@ -67,7 +67,7 @@ impl GateEntry {
 
 fn no_answer_yet() -> Error {
     Error::new(ErrorKind::Unavailable, Operation::Acquire)
-        .saying("the backend has not answered yet")
+        .with_message("the backend has not answered yet")
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,27 +113,27 @@ impl<W> Engine<W> {
         self.gates.insert(GateEntry { gate, key, kind, obstacle: None })
     }
 
-    pub(super) fn set_alarm(&mut self, id: GateId, deadline: Moment) {
+    pub(super) fn set_timer(&mut self, id: GateId, deadline: Moment) {
         if let Some(gate_entry) = self.gates.get_mut(id)
-            && deadline < gate_entry.gate.alarm
+            && deadline < gate_entry.gate.timer_deadline
             && gate_entry.gate.earliest_deadline() < Moment::NEVER
         {
-            gate_entry.gate.alarm = deadline;
+            gate_entry.gate.timer_deadline = deadline;
             self.waits.set(deadline, id);
             let gates = &self.gates;
             self.waits.tidy(self.waiting, |at, gate| {
-                gates.get(gate).is_some_and(|gate_entry| gate_entry.gate.alarm == at)
+                gates.get(gate).is_some_and(|gate_entry| gate_entry.gate.timer_deadline == at)
             });
         }
     }
 
     pub(super) fn wait_over(&mut self, now: Moment, id: GateId, at: Moment, out: &mut Actions) {
         let Some(gate_entry) =
-            self.gates.get_mut(id).filter(|gate_entry| gate_entry.gate.alarm == at)
+            self.gates.get_mut(id).filter(|gate_entry| gate_entry.gate.timer_deadline == at)
         else {
             return;
         };
-        gate_entry.gate.alarm = Moment::NEVER;
+        gate_entry.gate.timer_deadline = Moment::NEVER;
         let trouble =
             gate_entry.trouble().or_else(|| gate_entry.gate.is_unanswered().then(no_answer_yet));
         let holder = self.in_the_way(id);
@@ -144,7 +144,7 @@ impl<W> Engine<W> {
             self.refuse(id, ticket, refusal, out);
         }
         let next = self.gates[id].gate.earliest_deadline();
-        self.set_alarm(id, next);
+        self.set_timer(id, next);
         self.settle(now, id, &mut None, out);
     }
 
@@ -269,7 +269,7 @@ impl<W> Engine<W> {
         self.waiting -= 1;
         let Some(gate_entry) = self.gates.get_mut(id) else { return };
         if gate_entry.gate.waiting() == 0 {
-            gate_entry.gate.alarm = Moment::NEVER;
+            gate_entry.gate.timer_deadline = Moment::NEVER;
         }
         if gate_entry.kind == Kind::Separate
             && let EntryRef::Occupied(mut waiting) =
@@ -374,8 +374,8 @@ impl<W> Engine<W> {
     /// named.
     fn in_the_way(&self, id: GateId) -> Option<Arc<Holder>> {
         let gate_entry = self.gates.get(id)?;
-        let tenant = gate_entry.gate.holders().first().and_then(|tenant| self.tickets.get(*tenant));
-        tenant.map(|tenant| tenant.holder.clone()).or_else(|| gate_entry.in_the_way())
+        let holder = gate_entry.gate.holders().first().and_then(|ticket| self.tickets.get(*ticket));
+        holder.map(|entry| entry.holder.clone()).or_else(|| gate_entry.in_the_way())
     }
 
     fn admit(
@@ -426,7 +426,7 @@ impl<W> Engine<W> {
                 }
             }
             Kind::Shared => {
-                gate_entry.gate.alarm = Moment::NEVER;
+                gate_entry.gate.timer_deadline = Moment::NEVER;
                 gate_entry.obstacle = None;
                 if self.unused != Some(id) {
                     self.close_unused();

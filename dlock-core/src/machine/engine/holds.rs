@@ -110,7 +110,7 @@ impl<W> Engine<W> {
     fn stop_if_all_revoked(&mut self, id: GateId, claim: ClaimId) {
         let Some(gate_entry) = self.gates.get(id) else { return };
         let mut holders =
-            gate_entry.gate.holders().iter().filter_map(|tenant| self.tickets.get(*tenant));
+            gate_entry.gate.holders().iter().filter_map(|ticket| self.tickets.get(*ticket));
         let revoked = |entry: &TicketEntry<W>| {
             matches!(entry.phase, Phase::Admitted { revoked: Some(_), .. })
         };

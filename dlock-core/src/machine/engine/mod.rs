@@ -4,7 +4,7 @@
 //! A *ticket* is one task's interest in one key:
 //!
 //! ```text
-//!   Waiting --> Admitted --> Releasing --> ReleaseOutcome
+//!   Waiting --> Admitted --> Releasing --> Released
 //!      |            |
 //!   Refused        Lost
 //! ```
@@ -23,8 +23,8 @@ use super::gate::Gate;
 use super::keeper::Keeper;
 use super::timers::Timers;
 use super::types::{
-    Actions, CallId, ClaimId, GateId, Lane, LeaseStatus, Limits, LockRequest, Outcome, Refusal,
-    Ticket, TicketSnapshot, Wait,
+    Actions, CallId, ClaimId, GateId, LeaseStatus, Limits, LockRequest, Outcome, QueueScope,
+    Refusal, Ticket, TicketSnapshot, Wait,
 };
 use super::waitlist::Waiter;
 use crate::claim::{Answer, Holder, LossReason, Mode, Notice, Owner, ReleaseOutcome};
@@ -137,13 +137,13 @@ impl<W> Engine<W> {
         out: &mut Actions,
     ) -> Result<Ticket, Refusal> {
         // What is nested is no new claim: a body that has its grace may go on.
-        if self.closed && !matches!(request.lane, Lane::Nested(_)) {
+        if self.closed && !matches!(request.scope, QueueScope::Nested(_)) {
             return Err(Refusal::ShuttingDown);
         }
         let full =
             if request.wait == Wait::Try { Refusal::Busy(None) } else { Refusal::Overloaded };
-        let gate = match request.lane {
-            Lane::Shared => match self.shared.get(request.key) {
+        let gate = match request.scope {
+            QueueScope::Shared => match self.shared.get(request.key) {
                 Some(gate) => {
                     let gate_entry = &mut self.gates[*gate];
                     if gate_entry.gate.is_unused() && !gate_entry.key.is_same(request.key) {
@@ -157,7 +157,7 @@ impl<W> Engine<W> {
                     gate
                 }
             },
-            Lane::Separate => {
+            QueueScope::Separate => {
                 let waiting = self.separate_waiters.entry_ref(request.key).or_default();
                 if *waiting >= self.limits.waiters {
                     return Err(full);
@@ -165,7 +165,9 @@ impl<W> Engine<W> {
                 *waiting += 1;
                 self.open_gate(Gate::new(), &request, Kind::Separate)
             }
-            Lane::Nested(parent) => self.nested_gate(parent, &request).ok_or(Refusal::Lost)?,
+            QueueScope::Nested(parent) => {
+                self.nested_gate(parent, &request).ok_or(Refusal::Lost)?
+            }
         };
         if self.gates[gate].gate.waiting() >= self.limits.waiters {
             return Err(full);
@@ -199,7 +201,7 @@ impl<W> Engine<W> {
             self.keeper.join_queue(claim);
         }
         self.settle(now, gate, &mut None, out);
-        self.set_alarm(gate, deadline);
+        self.set_timer(gate, deadline);
         if let Some(gate_entry) = self.gates.get(gate)
             && let Some(entry) = self.tickets.get_mut(ticket)
         {
@@ -361,14 +363,14 @@ impl<W> Engine<W> {
     /// What this process holds and waits for.
     pub fn snapshot(&self, now: Moment) -> Vec<TicketSnapshot> {
         let seen = |(ticket, entry): (Ticket, &TicketEntry<W>)| {
-            let standing = match entry.phase {
+            let lease = match entry.phase {
                 Phase::Waiting => None,
                 Phase::Admitted { token, .. } => Some((token, self.status(now, ticket))),
                 _ => return None,
             };
             let key = self.gates.get(entry.gate)?.key.clone();
             let holder = entry.holder.clone();
-            Some(TicketSnapshot { key, mode: entry.mode, since: entry.since, standing, holder })
+            Some(TicketSnapshot { key, mode: entry.mode, since: entry.since, lease, holder })
         };
         self.tickets.iter().filter_map(seen).collect()
     }
@@ -391,9 +393,9 @@ impl<W> Engine<W> {
         coverage
     }
 
-    /// Whether no release is owed to the backend.
-    pub fn owes_nothing(&self) -> bool {
-        self.keeper.owes_nothing()
+    /// Whether a release was not yet confirmed by the backend.
+    pub fn has_pending_releases(&self) -> bool {
+        self.keeper.has_pending_releases()
     }
 
     /// How many tickets are admitted, whether or not anybody has looked yet.

@@ -146,7 +146,7 @@ impl Keeper {
                 tracked.phase = Phase::Queued;
                 tracked.failures = 0;
                 let spread = self.random.random_range(0.75..1.0);
-                let look = LOOK.min(tracked.claim.patience() / 3).mul_f64(spread);
+                let look = LOOK.min(tracked.claim.queue_ttl() / 3).mul_f64(spread);
                 let look = free_in.map_or(look, |free| look.min(free + Duration::from_millis(1)));
                 let due = if planted.is(Bug::LostWakeup) { Moment::NEVER } else { now + look };
                 self.set_due(id, due);
@@ -298,9 +298,9 @@ impl Keeper {
                 tracked.given_up();
                 let counted_from =
                     if self.planted.is(Bug::HandoverCountedFromReceipt) { now } else { sent };
-                let patience = tracked.claim.patience();
+                let queue_ttl = tracked.claim.queue_ttl();
                 let asking = tracked.awaits_acquire();
-                let held = self.hold(now, id, Validity::sent(now, counted_from, patience));
+                let held = self.hold(now, id, Validity::sent(now, counted_from, queue_ttl));
                 if !asking {
                     self.send(now, id, out); // confirm it, or ask again
                 }

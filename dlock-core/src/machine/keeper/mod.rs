@@ -17,7 +17,7 @@
 //! Invariants:
 //! - *Deadline*: the moment before the answered request was sent, plus the term, minus the
 //!   drift margin. For a hand-over the request is the one that the notice names, and the
-//!   term is the patience. For what a session holds the request is the session's last
+//!   term is the queue ttl. For what a session holds the request is the session's last
 //!   answered keep-alive, and the term is in the answer. A deadline is never counted from
 //!   an answer or a notice, and a lost lease never comes back.
 //! - *Order*: a release is not sent while an acquire is unanswered. A renewal
@@ -387,8 +387,8 @@ impl Keeper {
         self.claims.get(id).map(|tracked| (tracked.claim.mode, nanos(tracked.claim.ttl)))
     }
 
-    pub(crate) fn owes_nothing(&self) -> bool {
-        !self.claims.values().any(|tracked| matches!(tracked.phase, Phase::Releasing { .. }))
+    pub(crate) fn has_pending_releases(&self) -> bool {
+        self.claims.values().any(|tracked| matches!(tracked.phase, Phase::Releasing { .. }))
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -18,8 +18,8 @@ use self::moves::Moves;
 use self::returns::Refund;
 use self::units::{Kind, Units};
 use super::{
-    Answer, Change, Effect, Entry, Id, MAX_RECLAIMED, MAX_UNITS, Parts, Record, Request, Settings,
-    Status, Terms, View,
+    Answer, Change, Effect, Id, JournalEntry, MAX_RECLAIMED, MAX_UNITS, Parts, Record, Request,
+    Settings, Status, Terms, View,
 };
 use crate::planted_bug::{Bug, PlantedBug};
 
@@ -46,7 +46,7 @@ pub(crate) struct Home {
     pub(crate) units: Units,
     pub(crate) ledger: Ledger,
     pub(crate) buyers: HashMap<Id, u64>,
-    journal: VecDeque<Entry>,
+    journal: VecDeque<JournalEntry>,
     written: u64,
     planted: PlantedBug,
 }
@@ -116,7 +116,7 @@ impl Home {
         }
     }
 
-    pub(crate) fn entries(&self, after: u64, limit: usize) -> Vec<Entry> {
+    pub(crate) fn entries(&self, after: u64, limit: usize) -> Vec<JournalEntry> {
         self.journal.iter().filter(|entry| entry.sequence > after).take(limit).cloned().collect()
     }
 
@@ -451,7 +451,7 @@ impl Home {
             return;
         }
         self.written += 1;
-        self.journal.push_back(Entry {
+        self.journal.push_back(JournalEntry {
             home: 0,
             sequence: self.written,
             effect,

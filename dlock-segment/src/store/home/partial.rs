@@ -7,7 +7,7 @@ use super::ledger::{Ledger, Return, UnloadedHolds};
 use super::moves::Moves;
 use super::units::Units;
 use crate::planted_bug::PlantedBug;
-use crate::store::{Counts, Entry, Generations, Id, Record, Terms};
+use crate::store::{Counts, Generations, Id, JournalEntry, Record, Terms};
 
 /// A home without its records, reservations, buyers, returns and journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ impl Home {
     }
 
     /// The entries that were added to the journal since the home was loaded.
-    pub(crate) fn new_entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn new_entries(&self) -> impl Iterator<Item = &JournalEntry> {
         self.journal.iter()
     }
 }

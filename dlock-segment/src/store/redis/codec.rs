@@ -6,7 +6,8 @@ use rmp::encode::{write_array_len, write_str, write_uint};
 
 use crate::store::home::cut;
 use crate::store::{
-    Answer, Counts, Effect, Entry, Generations, Id, Record, Request, Status, View, record_text,
+    Answer, Counts, Effect, Generations, Id, JournalEntry, Record, Request, Status, View,
+    record_codec,
 };
 
 /// A batch as `apply.lua` reads it. Most requests are similar and are written together:
@@ -75,7 +76,7 @@ impl<'a> Batch<'a> {
             let _ = match extra {
                 Extra::Number(number) => write_uint(&mut packed, number).map(drop),
                 Extra::Record(receipt) => {
-                    write_str(&mut packed, &receipt.map(record_text::write).unwrap_or_default())
+                    write_str(&mut packed, &receipt.map(record_codec::write).unwrap_or_default())
                 }
                 Extra::Pair(home, number) => write_str(&mut packed, &format!("{home} {number}")),
             };
@@ -94,7 +95,7 @@ impl<'a> Batch<'a> {
             let mut words = lines.next()?.splitn(3, ' ');
             let done: u64 = words.next()?.parse().ok()?;
             let refusal = refusal(words.next()?);
-            let parts = record_text::read_parts(words.next()?)?;
+            let parts = record_codec::read_parts(words.next()?)?;
             for (place, at) in places.iter().zip(0..) {
                 answers[*place] = if at < done {
                     Answer::Found(Record {
@@ -188,7 +189,7 @@ fn fields(request: &Request) -> Fields<'_> {
 /// Decodes a record, which starts with a lowercase letter, or a refusal.
 fn answer(text: &str) -> Option<Answer> {
     match text.starts_with(|letter: char| letter.is_ascii_lowercase()) {
-        true => Some(record_text::read(text).map_or(Answer::Unreadable, Answer::Found)),
+        true => Some(record_codec::read(text).map_or(Answer::Unreadable, Answer::Found)),
         false => refusal(text),
     }
 }
@@ -290,19 +291,19 @@ pub(super) fn counts(reply: &[Value]) -> Option<(View, Vec<Counts>)> {
 }
 
 /// Decodes a line of the journal.
-pub(super) fn entry(sequence: u64, line: &str) -> Option<Entry> {
+pub(super) fn entry(sequence: u64, line: &str) -> Option<JournalEntry> {
     let words: Vec<&str> = line.split('\t').collect();
     let [letter, operation, whose, quantity, of, epoch, at] = words[..] else { return None };
     let letter = letter.chars().next()?;
     let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-    Some(Entry {
+    Some(JournalEntry {
         home: 0,
         sequence,
         effect: Effect::ALL.iter().find(|(_, known)| *known == letter)?.0,
         operation: some(operation),
         whose: some(whose),
         quantity: quantity.parse().ok()?,
-        parts: record_text::read_parts(of)?.to_vec(),
+        parts: record_codec::read_parts(of)?.to_vec(),
         epoch: epoch.parse().ok()?,
         at: at.parse().ok()?,
     })

@@ -13,8 +13,8 @@ use redis::Value;
 
 use self::codec::Batch;
 use super::{
-    Answer, Call, Change, Counts, Cursor, Durability, Entry, InventoryId, Page, Request, Store,
-    Terms, View, missing, record_text,
+    Answer, Call, Change, Counts, Cursor, Durability, InventoryId, JournalEntry, Page, Request,
+    Store, Terms, View, missing, record_codec,
 };
 use crate::error::{Error, Result};
 
@@ -90,7 +90,7 @@ impl Redis {
         } else {
             self.client.script(script, &[&name], arguments).await
         };
-        ran.map_err(|error| error.on(key).into())
+        ran.map_err(|error| error.with_key(key).into())
     }
 
     /// Makes a call that only reads the key of this name, so that a missing answer is not
@@ -98,7 +98,7 @@ impl Redis {
     async fn command(&self, key: &Key, command: &[&[u8]]) -> Result<Value> {
         let name = command.get(1).and_then(|name| std::str::from_utf8(name).ok());
         let sent = self.client.command(name.unwrap_or_default(), command).await;
-        sent.map_err(|error| Error::Store(error.on(key)))
+        sent.map_err(|error| Error::Store(error.with_key(key)))
     }
 
     /// Runs a script that answers with the view. The first of its arguments is the birth.
@@ -149,7 +149,7 @@ impl Redis {
             if hash == hashes.len() - 1 {
                 page.buyers.push((id, value.and_then(|value| value.parse().ok()).unwrap_or(0)));
             } else {
-                page.records.push((id, value.and_then(record_text::read)));
+                page.records.push((id, value.and_then(record_codec::read)));
             }
         }
         page.next = match (next, hash + 1 < hashes.len()) {
@@ -165,7 +165,7 @@ impl Redis {
         inventory: &InventoryId,
         after: u64,
         limit: usize,
-    ) -> Result<Vec<Entry>> {
+    ) -> Result<Vec<JournalEntry>> {
         self.view(inventory).await?; // another inventory of this name may exist now
         let name = format!("{}j", self.client.redis_name(&inventory.key)?);
         // Each entry of the stream is a batch, mostly of many lines.
@@ -363,7 +363,7 @@ impl Store for Redis {
         inventory: &'a InventoryId,
         after: u64,
         limit: usize,
-    ) -> Call<'a, Vec<Entry>> {
+    ) -> Call<'a, Vec<JournalEntry>> {
         Box::pin(self.entries(inventory, after, limit))
     }
 

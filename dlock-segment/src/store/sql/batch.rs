@@ -22,7 +22,9 @@ use super::head::{self, HeadRow, Lock};
 use super::write;
 use crate::store::home::Home;
 use crate::store::home::ledger::Return;
-use crate::store::{Answer, Change, Id, MAX_RECLAIMED, Record, Request, Status, View, record_text};
+use crate::store::{
+    Answer, Change, Id, MAX_RECLAIMED, Record, Request, Status, View, record_codec,
+};
 
 /// Whose transaction it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +161,7 @@ impl Loaded {
             if !self.row.head.generations.contains(&generation) {
                 continue; // its retention is over
             }
-            match record.text().as_deref().and_then(record_text::read) {
+            match record.text().as_deref().and_then(record_codec::read) {
                 Some(record) => {
                     self.home.ledger.load_record(id.clone(), generation, record.clone());
                     self.records.insert(id, (generation, record));
@@ -204,7 +206,7 @@ impl Loaded {
             for row in session.fetch(statement, &[Kind::Text, Kind::Text]).await? {
                 let [operation, record] = cells(row)?;
                 let id = id(operation)?;
-                let Some(record) = record.text().as_deref().and_then(record_text::read) else {
+                let Some(record) = record.text().as_deref().and_then(record_codec::read) else {
                     self.unreadable.insert(id);
                     continue;
                 };

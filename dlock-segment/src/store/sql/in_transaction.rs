@@ -77,5 +77,5 @@ impl Sql {
 }
 
 pub(super) fn failed(session: &Session<'_>, key: &Key, error: sqlx::Error) -> Error {
-    Error::Store(failed_in_transaction(session.dialect(), error).on(key))
+    Error::Store(failed_in_transaction(session.dialect(), error).with_key(key))
 }

@@ -20,8 +20,8 @@ use rand::RngExt as _;
 
 use self::head::HeadRow;
 use super::{
-    Answer, Call, Change, Counts, Cursor, Durability, Entry, InventoryId, Page, Request, Store,
-    Terms, View, missing,
+    Answer, Call, Change, Counts, Cursor, Durability, InventoryId, JournalEntry, Page, Request,
+    Store, Terms, View, missing,
 };
 use crate::error::{Error, Result};
 use crate::store::home::Home;
@@ -48,7 +48,7 @@ impl Sql {
     }
 
     async fn run<J: Job>(&self, key: &Key, job: &J) -> Result<J::Output> {
-        self.client.sql(job).await.map_err(|error| error.on(key).into())
+        self.client.sql(job).await.map_err(|error| error.with_key(key).into())
     }
 
     /// What a job found, or why there is nothing.
@@ -181,7 +181,7 @@ impl Store for Sql {
         inventory: &'a InventoryId,
         after: u64,
         limit: usize,
-    ) -> Call<'a, Vec<Entry>> {
+    ) -> Call<'a, Vec<JournalEntry>> {
         Box::pin(async move {
             let home = self.reclaimed(inventory).await?.home;
             self.run(&inventory.key, &pages::Journal { home, after, limit }).await

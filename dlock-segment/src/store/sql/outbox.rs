@@ -6,7 +6,7 @@ use super::head::{self, HeadRow, Lock};
 use super::in_transaction::failed;
 use super::{Sql, pages};
 use crate::error::Result;
-use crate::store::{Entry, InventoryId};
+use crate::store::{InventoryId, JournalEntry};
 
 /// Reads what a reader has not acknowledged; `None` if the inventory is not there. A new
 /// reader begins with the oldest entry that is kept.
@@ -18,7 +18,7 @@ struct Unread<'a> {
 }
 
 impl Job for Unread<'_> {
-    type Output = Option<Vec<Entry>>;
+    type Output = Option<Vec<JournalEntry>>;
     const WRITES: bool = true;
 
     async fn run(&self, session: &mut Session<'_>) -> sqlx::Result<Self::Output> {
@@ -99,7 +99,7 @@ impl Sql {
         inventory: &InventoryId,
         reader: &str,
         limit: usize,
-    ) -> Result<Vec<Entry>> {
+    ) -> Result<Vec<JournalEntry>> {
         let id = self.id(&inventory.key);
         let job = Unread { id: &id, birth: inventory.birth, reader, limit };
         self.run_on(inventory, &job).await

@@ -4,7 +4,7 @@ use dlock::extension::sql::{Job, Kind, Session, Statement};
 
 use super::batch::{cells, id};
 use super::head;
-use crate::store::{Cursor, Effect, Entry, Page, record_text};
+use crate::store::{Cursor, Effect, JournalEntry, Page, record_codec};
 
 /// How many rows a page has.
 const ROWS: u64 = 1_000;
@@ -42,9 +42,13 @@ impl Job for Records {
             let (key, number) = (id(key)?, number.count());
             last = Some(key.clone());
             match stage {
-                0 => page.records.push((key, record.text().as_deref().and_then(record_text::read))),
+                0 => {
+                    page.records.push((key, record.text().as_deref().and_then(record_codec::read)))
+                }
                 1 if !self.generations.contains(&number) => {}
-                1 => page.records.push((key, record.text().as_deref().and_then(record_text::read))),
+                1 => {
+                    page.records.push((key, record.text().as_deref().and_then(record_codec::read)))
+                }
                 _ => page.buyers.push((key, number)),
             }
         }
@@ -65,10 +69,10 @@ pub(super) struct Journal {
 }
 
 impl Job for Journal {
-    type Output = Vec<Entry>;
+    type Output = Vec<JournalEntry>;
     const WRITES: bool = false;
 
-    async fn run(&self, session: &mut Session<'_>) -> sqlx::Result<Vec<Entry>> {
+    async fn run(&self, session: &mut Session<'_>) -> sqlx::Result<Vec<JournalEntry>> {
         entries(session, self.home, self.after, self.limit).await
     }
 }
@@ -79,7 +83,7 @@ pub(super) async fn entries(
     home: u64,
     after: u64,
     limit: usize,
-) -> sqlx::Result<Vec<Entry>> {
+) -> sqlx::Result<Vec<JournalEntry>> {
     use Kind::{Int, Text};
     let sql = "SELECT sequence, effect, operation, whose, quantity, parts, epoch, at \
          FROM dlock_stock_journal WHERE home = ? AND sequence > ? ORDER BY sequence LIMIT ?";
@@ -91,9 +95,9 @@ pub(super) async fn entries(
         let effect = effect.text().and_then(|name| {
             Effect::ALL.iter().map(|(effect, _)| *effect).find(|effect| effect.name() == name)
         });
-        let parts = parts.text().as_deref().and_then(record_text::read_parts);
+        let parts = parts.text().as_deref().and_then(record_codec::read_parts);
         let (Some(effect), Some(parts)) = (effect, parts) else { return Err(head::unreadable()) };
-        entries.push(Entry {
+        entries.push(JournalEntry {
             home: 0,
             sequence: sequence.count(),
             effect,

@@ -3,7 +3,7 @@
 use dlock::extension::sql::{Dialect, Kind, Session, Statement, Value};
 
 use super::batch::{Loaded, Owned};
-use crate::store::{Id, record_text};
+use crate::store::{Id, record_codec};
 
 /// How many rows of a generation whose retention is over a batch deletes.
 const SWEPT: u64 = 256;
@@ -58,13 +58,13 @@ impl Changes {
             if let Some((generation, record)) = ledger.kept(id)
                 && before != Some((generation, record))
             {
-                let record = record_text::write(record);
+                let record = record_codec::write(record);
                 changes.records.push(row(vec![text(id), generation.into(), record.into()]));
             }
             match (loaded.holds.get(id), ledger.hold(id)) {
                 (Some(_), None) => changes.closed.push(id.to_string()),
                 (before, Some(hold)) if before != Some(hold) => {
-                    let record = record_text::write(hold);
+                    let record = record_codec::write(hold);
                     changes.holds.push(row(vec![text(id), hold.expires.into(), record.into()]));
                 }
                 _ => {}
@@ -100,7 +100,7 @@ impl Changes {
                 Value::Text(entry.operation.clone()),
                 Value::Text(entry.whose.clone()),
                 entry.quantity.into(),
-                record_text::write_parts(&entry.parts).into(),
+                record_codec::write_parts(&entry.parts).into(),
                 u64::from(entry.epoch).into(),
                 entry.at.into(),
             ]));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock::backend::Moment;
 use dlock::backend::memory::lock_table::SentNotice;
-use dlock::machine::{Engine, Lane, LeaseStatus, LockRequest, Wait};
+use dlock::machine::{Engine, LeaseStatus, LockRequest, QueueScope, Wait};
 use dlock::{Holder, Key, Mode};
 use rand::RngExt as _;
 
@@ -139,7 +139,7 @@ impl Simulation {
             mode,
             ttl: self.plan.ttl,
             wait,
-            lane: Lane::Nested(ticket),
+            scope: QueueScope::Nested(ticket),
             max_hold: None,
             holder: self.holder(run),
         };

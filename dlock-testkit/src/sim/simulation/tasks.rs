@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock::backend::{Moment, Release};
 use dlock::machine::Bug;
-use dlock::machine::{Lane, LeaseStatus, LockRequest, Outcome, Refusal, Ticket, Wait};
+use dlock::machine::{LeaseStatus, LockRequest, Outcome, QueueScope, Refusal, Ticket, Wait};
 use dlock::{Holder, LossReason, Mode, ReleaseOutcome};
 use rand::RngExt as _;
 
@@ -69,7 +69,7 @@ impl Simulation {
             mode,
             ttl: self.plan.ttl,
             wait,
-            lane: if own { Lane::Separate } else { Lane::Shared },
+            scope: if own { QueueScope::Separate } else { QueueScope::Shared },
             max_hold,
             holder: self.holder(run),
         };

@@ -9,7 +9,7 @@
 //!   1                                      the layout
 //!   count, and for each client: number, pid, name, host, tags
 //!   count, and for each holder: index of its client, owner, mode, grant, since, expires, parked
-//!   count, and for each waiter: index of its client, owner, mode, tokens, since, asked, sent, patience
+//!   count, and for each waiter: index of its client, owner, mode, tokens, since, asked, sent, queue_ttl
 //! ```
 //!
 //! A client that holds or waits more than once is written once, so each further holder
@@ -79,7 +79,7 @@ impl LockTable {
         let lock = space.remove(key).unwrap_or_else(|| Lock::new(floor));
         let broken_by = self.broken.iter().find(|(broken, _)| broken == key);
         let ends = lock.holders.iter().map(|held| held.expires);
-        let gives_up = lock.waiters.iter().map(|waiter| waiter.asked + waiter.patience);
+        let gives_up = lock.waiters.iter().map(|waiter| waiter.asked + waiter.queue_ttl);
         UnloadedLock {
             last: lock.last,
             state: write(&lock),
@@ -154,7 +154,7 @@ fn write(lock: &Lock) -> Vec<u8> {
         out.u64(waiter.since.as_nanos());
         out.u64(waiter.asked.as_nanos());
         out.u64(waiter.sent.as_nanos());
-        out.u64(nanos(waiter.patience));
+        out.u64(nanos(waiter.queue_ttl));
     }
     out.0
 }
@@ -200,7 +200,7 @@ fn read(state: &[u8], last: u64) -> Option<Lock> {
             since: Moment::from_nanos(from.u64()?),
             asked: Moment::from_nanos(from.u64()?),
             sent: Moment::from_nanos(from.u64()?),
-            patience: Duration::from_nanos(from.u64()?),
+            queue_ttl: Duration::from_nanos(from.u64()?),
         });
     }
     lock.count_soonest();

@@ -34,7 +34,7 @@ use super::address::Address;
 use super::connection::{Link, Live};
 use super::connector::{Connector, Endpoint, Provider};
 use super::errors;
-use super::replication::Ran;
+use super::replication::ServedBy;
 use super::scripts::Run;
 use crate::backend::Listener;
 use crate::backend::abort_on_drop::AbortOnDrop;
@@ -114,7 +114,7 @@ impl Cluster {
     }
 
     /// Who is told when a node was found again, or another one serves its slots.
-    pub(super) fn tell(&self, listener: Weak<dyn Listener>) {
+    pub(super) fn set_listener(&self, listener: Weak<dyn Listener>) {
         let _ = self.listener.set(listener);
     }
 
@@ -123,8 +123,8 @@ impl Cluster {
         self.map.read().uncovered()
     }
 
-    /// The lane of a key: its node.
-    pub(super) fn lane(&self, name: &str) -> usize {
+    /// The partition of a key: its node.
+    pub(super) fn partition_of(&self, name: &str) -> usize {
         self.map.read().place(slot_of(name)).unwrap_or(0)
     }
 
@@ -162,7 +162,7 @@ impl Cluster {
         };
         let link = Link::new(connector, &self.settings);
         if let Some(listener) = self.listener.get() {
-            link.tell(listener.clone());
+            link.set_listener(listener.clone());
         }
         let stale = self.stale.clone();
         link.on_loss(move || stale.notify_one());
@@ -179,7 +179,7 @@ impl Cluster {
         self.refresh(operation).await?;
         let known = self.map.read().owner(slot).cloned();
         known.ok_or_else(|| {
-            Error::new(ErrorKind::Unavailable, operation).saying(
+            Error::new(ErrorKind::Unavailable, operation).with_message(
                 "no node of the Redis Cluster serves the slot of this key; see `redis-cli --cluster check`",
             )
         })
@@ -200,7 +200,7 @@ impl Cluster {
         operation: Operation,
         name: &str,
         sent: Sent<'_>,
-    ) -> Result<(Ran, Value)> {
+    ) -> Result<(ServedBy, Value)> {
         self.watch();
         let slot = slot_of(name);
         let asking = cmd("ASKING");
@@ -248,7 +248,7 @@ impl Cluster {
             }
         }
         Err(Error::new(ErrorKind::Unavailable, operation)
-            .saying("the Redis Cluster moves the slot of this key; it is tried again"))
+            .with_message("the Redis Cluster moves the slot of this key; it is tried again"))
     }
 
     /// The primaries, sorted, each with its name.

@@ -119,7 +119,7 @@ impl ShardNotices {
             confirmed,
             listener: listener.clone(),
             channels: self.channels.clone(),
-            tell: self.events.clone(),
+            events: self.events.clone(),
             connections: HashMap::new(),
             made: 0,
         };
@@ -143,7 +143,7 @@ struct Listening {
     confirmed: bool,
     listener: Weak<dyn Listener>,
     channels: Arc<Channels>,
-    tell: UnboundedSender<Event>,
+    events: UnboundedSender<Event>,
     connections: HashMap<Node, Connection>,
     made: u64,
 }
@@ -207,12 +207,12 @@ impl Listening {
             return;
         }
         self.made += 1;
-        let (number, tell) = (self.made, self.tell.clone());
+        let (number, events) = (self.made, self.events.clone());
         let connection = Connection { number, to: None, waiting: vec![name] };
         self.connections.insert(node.clone(), connection);
         let endpoint = self.cluster.endpoint.at(&node.host, node.port).with_pushes();
         tokio::spawn(async move {
-            let pushed = tell.clone();
+            let pushed = events.clone();
             let push = move |info| pushed.send(Event::Pushed(number, info));
             let connecting = async {
                 let client = endpoint.client().await.map_err(std::io::Error::other)?;
@@ -221,7 +221,7 @@ impl Listening {
             };
             let made = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
             let made = made.unwrap_or_else(|late| Err(std::io::Error::from(late).into()));
-            let _ = tell.send(Event::Connected(node, number, made));
+            let _ = events.send(Event::Connected(node, number, made));
         });
     }
 
@@ -247,10 +247,10 @@ impl Listening {
         }
         let mut subscribe = cmd("SSUBSCRIBE");
         subscribe.arg(format!("{name}{}", self.suffix));
-        let tell = self.tell.clone();
+        let events = self.events.clone();
         tokio::spawn(async move {
             if let Err(why) = answered(to, &subscribe).await {
-                let _ = tell.send(Event::Refused(name, why));
+                let _ = events.send(Event::Refused(name, why));
             }
         });
     }
@@ -266,10 +266,10 @@ impl Listening {
             return;
         }
         known.connection = None;
-        let (tell, name) = (self.tell.clone(), name.to_owned());
+        let (events, name) = (self.events.clone(), name.to_owned());
         tokio::spawn(async move {
             tokio::time::sleep(AFTER_MOVE).await;
-            let _ = tell.send(Event::Wanted(name));
+            let _ = events.send(Event::Wanted(name));
         });
     }
 
@@ -312,10 +312,10 @@ impl Listening {
                 commands.push(cmd("PING"));
             }
             for command in commands {
-                let (to, tell, number) = (to.clone(), self.tell.clone(), *number);
+                let (to, events, number) = (to.clone(), self.events.clone(), *number);
                 tokio::spawn(async move {
                     if answered(to, &command).await.is_err() {
-                        let _ = tell.send(Event::Lost(number));
+                        let _ = events.send(Event::Lost(number));
                     }
                 });
             }

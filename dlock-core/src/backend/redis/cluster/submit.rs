@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use redis::Value;
 
 use super::super::answers::{AnswerReader, one_each};
-use super::super::connection::{Link, Live, Submitted, SubmittedRun, Then};
+use super::super::connection::{Link, Live, OnAnswer, Submitted, SubmittedRun};
 use super::super::scripts::Run;
 use super::slots::{Node, Redirection, slot_of};
 use super::{Cluster, Sent};
@@ -64,7 +64,7 @@ impl Cluster {
                     name,
                     until,
                 };
-                (run, Then { operation, until, done: Box::new(move |it| call.done(it)) })
+                (run, OnAnswer { operation, until, done: Box::new(move |it| call.done(it)) })
             });
             link.submit_all(live, submitted.collect());
         }

@@ -33,7 +33,7 @@ const OTHER_ANSWERS: Duration = Duration::from_millis(100);
 const ELECTION: Duration = Duration::from_secs(2);
 
 /// The map of one node, and its epoch: a node that was cut off has an old one.
-struct Told {
+struct ReportedSlots {
     epoch: u64,
     map: SlotMap,
 }
@@ -49,17 +49,17 @@ impl Cluster {
         if refreshed.is_some_and(|last| last > began || last.elapsed() < SHORTEST) {
             return Ok(());
         }
-        let told = self.ask(operation).await?;
+        let reported = self.ask(operation).await?;
         *refreshed = Some(Instant::now());
         drop(refreshed);
-        self.adopt(told);
+        self.adopt(reported);
         Ok(())
     }
 
     /// Asks several nodes at once, and believes the highest epoch. One that is lower than
     /// what is known counts only if most nodes have told: the first that answers may have
     /// been cut off, or have come back with an old map.
-    async fn ask(&self, operation: Operation) -> Result<Told> {
+    async fn ask(&self, operation: Operation) -> Result<ReportedSlots> {
         let known = self.epoch.load(Ordering::Relaxed);
         let mut nodes: Vec<Node> = self.map.read().primaries().into_iter().cloned().collect();
         nodes.extend(self.seeds.iter().cloned());
@@ -75,12 +75,13 @@ impl Cluster {
         let usual = self.settings.call_timeout;
         for (node, link) in links.into_iter().take(ASKED.max(self.seeds.len())) {
             asked.spawn(async move {
-                let told = tokio::time::timeout(usual, told_by(&node, &link, operation)).await;
-                told.unwrap_or_else(|_| Err(errors::silent(link.shown())))
+                let reported =
+                    tokio::time::timeout(usual, fetch_map(&node, &link, operation)).await;
+                reported.unwrap_or_else(|_| Err(errors::silent(link.shown())))
             });
         }
         let count = asked.len();
-        let (mut best, mut fault): (Option<Told>, Option<Error>) = (None, None);
+        let (mut best, mut fault): (Option<ReportedSlots>, Option<Error>) = (None, None);
         let (mut until, mut answers) = (None, 0);
         loop {
             let next = asked.join_next();
@@ -89,14 +90,14 @@ impl Cluster {
                 None => next.await,
             };
             match answer {
-                Some(Ok(Ok(told))) => {
+                Some(Ok(Ok(reported))) => {
                     answers += 1;
-                    if told.epoch >= known {
+                    if reported.epoch >= known {
                         let wait = tokio::time::Instant::now() + OTHER_ANSWERS;
                         until = Some(until.unwrap_or(wait));
                     }
-                    if best.as_ref().is_none_or(|best| told.epoch > best.epoch) {
-                        best = Some(told);
+                    if best.as_ref().is_none_or(|best| reported.epoch > best.epoch) {
+                        best = Some(reported);
                     }
                 }
                 Some(Ok(Err(error))) => {
@@ -112,15 +113,15 @@ impl Cluster {
         }
         asked.detach_all();
         match (best, fault) {
-            (Some(told), _) if told.epoch >= known || answers * 2 > count => Ok(told),
-            (_, Some(fault)) => Err(fault.during(operation)),
+            (Some(reported), _) if reported.epoch >= known || answers * 2 > count => Ok(reported),
+            (_, Some(fault)) => Err(fault.with_operation(operation)),
             (_, None) => Err(errors::unreadable(operation)),
         }
     }
 
     /// Uses a new map. If a primary serves nothing any more, a replica was promoted
     /// instead, perhaps without the newest locks.
-    fn adopt(&self, Told { epoch, map }: Told) {
+    fn adopt(&self, ReportedSlots { epoch, map }: ReportedSlots) {
         self.epoch.store(epoch, Ordering::Relaxed);
         let (gone, kept) = {
             let mut known = self.map.write();
@@ -135,7 +136,7 @@ impl Cluster {
         if gone {
             tracing::info!(target: "dlock::redis", "another node of the cluster is a primary");
             if let Some(listener) = self.listener.get().and_then(std::sync::Weak::upgrade) {
-                listener.reconnected();
+                listener.on_reconnected();
             }
         }
     }
@@ -221,7 +222,7 @@ impl Cluster {
     }
 }
 
-async fn told_by(node: &Node, link: &Arc<Link>, operation: Operation) -> Result<Told> {
+async fn fetch_map(node: &Node, link: &Arc<Link>, operation: Operation) -> Result<ReportedSlots> {
     let ask = async |what: &str| {
         let mut command = cmd("CLUSTER");
         command.arg(what);
@@ -239,7 +240,7 @@ async fn told_by(node: &Node, link: &Arc<Link>, operation: Operation) -> Result<
     let epoch = epoch_in(&ask("INFO").await?).unwrap_or(0);
     let map = SlotMap::read(&ask("SLOTS").await?, node);
     let map = map.ok_or_else(|| errors::unreadable(operation))?;
-    Ok(Told { epoch, map })
+    Ok(ReportedSlots { epoch, map })
 }
 
 fn info() -> redis::Cmd {
@@ -260,7 +261,7 @@ fn epoch_in(answer: &Value) -> Option<u64> {
 }
 
 fn not_a_cluster(node: &Node) -> Error {
-    Error::new(ErrorKind::Config, Operation::Connect).saying(format!(
+    Error::new(ErrorKind::Config, Operation::Connect).with_message(format!(
         "the server at {node} is not a node of a Redis Cluster; write redis://{node} for one server"
     ))
 }

@@ -82,11 +82,11 @@ impl Attempt {
         let connecting = async {
             let connection = link.connector.connection().await?;
             // From here on it is closed when it is dropped, also if the time is over.
-            let live = Live { connection, since, heard: Mutex::new(since) };
+            let live = Live { connection, since, last_received: Mutex::new(since) };
             let first = !link.met.load(Ordering::Relaxed);
             let kind = link.connector.kind();
             server_check::check(&live.connection, kind, link.eviction, first).await?;
-            link.connector.greet(&live.connection).await?;
+            link.connector.handshake(&live.connection).await?;
             Ok(live)
         };
         let connected = match tokio::time::timeout(link.connect_timeout, connecting).await {
@@ -108,7 +108,7 @@ impl Attempt {
                     link.leave(); // it may be the old one
                 }
                 if again && let Some(listener) = link.listener.get().and_then(Weak::upgrade) {
-                    listener.reconnected();
+                    listener.on_reconnected();
                 }
             }
             Err(why) => {

@@ -16,7 +16,7 @@ use crate::claim::{Answer, Request};
 use crate::error::{Operation, Result};
 
 /// What is done with the answer of a script that was submitted.
-pub(in super::super) struct Then {
+pub(in super::super) struct OnAnswer {
     pub(in super::super) operation: Operation,
     /// When the answer is too late.
     pub(in super::super) until: Instant,
@@ -24,7 +24,7 @@ pub(in super::super) struct Then {
     pub(in super::super) done: Box<dyn FnOnce(Submitted) + Send>,
 }
 
-impl Then {
+impl OnAnswer {
     fn time_left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }
@@ -57,9 +57,14 @@ pub(in super::super) struct Submitted {
 
 impl Link {
     /// Runs a script from any thread, without waiting.
-    pub(in super::super) fn submit(self: &Arc<Self>, live: Arc<Live>, run: Run, then: Then) {
+    pub(in super::super) fn submit(
+        self: &Arc<Self>,
+        live: Arc<Live>,
+        run: Run,
+        on_answer: OnAnswer,
+    ) {
         let request = run.by_digest().get_packed_command();
-        self.submit_run(live, &request, SubmittedRun::Own(run), then);
+        self.submit_run(live, &request, SubmittedRun::Own(run), on_answer);
     }
 
     /// The same of a script that other servers are sent too.
@@ -67,9 +72,9 @@ impl Link {
         self: &Arc<Self>,
         live: Arc<Live>,
         run: &Arc<PackedRun>,
-        then: Then,
+        on_answer: OnAnswer,
     ) {
-        self.submit_run(live, run.request(), SubmittedRun::Shared(run.clone()), then);
+        self.submit_run(live, run.request(), SubmittedRun::Shared(run.clone()), on_answer);
     }
 
     /// Runs a script that makes the calls of a batch, and completes the batch with what is
@@ -90,7 +95,7 @@ impl Link {
             });
             batch.complete(answers.unwrap_or_default());
         });
-        self.submit(live, run, Then { operation, until, done });
+        self.submit(live, run, OnAnswer { operation, until, done });
     }
 
     fn submit_run(
@@ -98,15 +103,19 @@ impl Link {
         live: Arc<Live>,
         request: &[u8],
         run: SubmittedRun,
-        then: Then,
+        on_answer: OnAnswer,
     ) {
         let Connection::Plain(pipeline) = &live.connection else { return };
-        let (pipeline, timeout) = (pipeline.clone(), then.time_left());
-        pipeline.submit(request, Some(timeout), self.reply(live, run, true, then));
+        let (pipeline, timeout) = (pipeline.clone(), on_answer.time_left());
+        pipeline.submit(request, Some(timeout), self.reply(live, run, true, on_answer));
     }
 
     /// The same for several runs that have the same time; they leave together.
-    pub(in super::super) fn submit_all(self: &Arc<Self>, live: Arc<Live>, runs: Vec<(Run, Then)>) {
+    pub(in super::super) fn submit_all(
+        self: &Arc<Self>,
+        live: Arc<Live>,
+        runs: Vec<(Run, OnAnswer)>,
+    ) {
         let Connection::Plain(pipeline) = &live.connection else { return };
         let Some((_, first)) = runs.first() else { return };
         let (pipeline, timeout, count) = (pipeline.clone(), first.time_left(), runs.len());
@@ -114,7 +123,8 @@ impl Link {
         for (run, _) in &runs {
             run.by_digest().write_packed_command(&mut requests);
         }
-        let reply = |(run, then)| self.reply(live.clone(), SubmittedRun::Own(run), true, then);
+        let reply =
+            |(run, on_answer)| self.reply(live.clone(), SubmittedRun::Own(run), true, on_answer);
         pipeline.submit_all(&requests, Some(timeout), count, runs.into_iter().map(reply));
     }
 
@@ -124,10 +134,10 @@ impl Link {
         live: Arc<Live>,
         run: SubmittedRun,
         by_digest: bool,
-        then: Then,
+        on_answer: OnAnswer,
     ) -> Reply {
         let link = self.clone();
-        Box::new(move |outcome| link.replied(live, outcome, run, by_digest, then))
+        Box::new(move |outcome| link.replied(live, outcome, run, by_digest, on_answer))
     }
 
     fn replied(
@@ -136,14 +146,14 @@ impl Link {
         outcome: Outcome,
         run: SubmittedRun,
         by_digest: bool,
-        then: Then,
+        on_answer: OnAnswer,
     ) {
         let answer = match outcome {
             Outcome::Answered(answer) if by_digest && is_unknown_script(&answer) => {
                 let Connection::Plain(pipeline) = &live.connection else { return };
-                let (pipeline, timeout) = (pipeline.clone(), then.time_left());
+                let (pipeline, timeout) = (pipeline.clone(), on_answer.time_left());
                 let request = run.run().by_text().get_packed_command();
-                let reply = self.reply(live, run, false, then);
+                let reply = self.reply(live, run, false, on_answer);
                 return pipeline.submit(&request, Some(timeout), reply);
             }
             Outcome::Answered(answer) => Some(Ok(answer)),
@@ -155,13 +165,13 @@ impl Link {
             }
             Outcome::Broken => {
                 self.end(&live);
-                Some(Err(errors::broken(then.operation)))
+                Some(Err(errors::broken(on_answer.operation)))
             }
             Outcome::NotSent => {
                 self.end(&live);
-                Some(Err(self.broke().during(then.operation)))
+                Some(Err(self.broke().with_operation(on_answer.operation)))
             }
         };
-        (then.done)(Submitted { link: self, live, run, answer });
+        (on_answer.done)(Submitted { link: self, live, run, answer });
     }
 }

@@ -13,7 +13,7 @@ local state = load(key, now, '')
 local holders, waiters = holders_of(state)
 state.until_ = now
 for _, waiter in ipairs(waiters) do
-  keep_until(state, waiter.asked + waiter.patience)
+  keep_until(state, waiter.asked + waiter.queue_ttl)
 end
 for _, held in ipairs(holders) do
   broken = broken + 1

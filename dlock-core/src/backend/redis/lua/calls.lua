@@ -37,7 +37,7 @@ end
 function second.a(key, at, instead_of)
   local owner = sub(ARGV[at], 2, 33)
   local ttl, wanted = ARGV[at + 2] * 1000, tonumber(ARGV[at + 3])
-  local queue, patience, sent = match(ARGV[at + 4], '^(%d)\t(%d+)\t(%d+)$')
+  local queue, queue_ttl, sent = match(ARGV[at + 4], '^(%d)\t(%d+)\t(%d+)$')
   local state = load(key, now, owner)
   if instead_of then
     remove(state, instead_of, lease_of(state, instead_of))
@@ -61,7 +61,7 @@ function second.a(key, at, instead_of)
     waiter = nil
   end
   if waiter then
-    waiter.asked, waiter.patience, waiter.sent = now, tonumber(patience), sent
+    waiter.asked, waiter.queue_ttl, waiter.sent = now, tonumber(queue_ttl), sent
     set_waiter(state, waiter)
   end
   settle(state)
@@ -98,7 +98,7 @@ function second.a(key, at, instead_of)
   end
   if not waiter then
     add_waiter(state, {
-      owner = owner, asked = now, patience = tonumber(patience), since = text(now),
+      owner = owner, asked = now, queue_ttl = tonumber(queue_ttl), since = text(now),
       tokens = wanted, sent = sent, mode = mode, count = count, capacity = capacity,
       channel = channel, info = info,
     })

@@ -5,7 +5,7 @@
 --   'a'  takes a key if it is free, else joins its queue:
 --        1 head: '1', the owner, and the terms  2 tail: channel and holder
 --        3 ttl, milliseconds  4 how many tokens, 0 for permits
---        5 1 to queue or 0, patience in microseconds, and when it was sent by the
+--        5 1 to queue or 0, queue_ttl in microseconds, and when it was sent by the
 --          client's clock, with tabs between
 --   'i'  the same, but gives up a lease of the key first:  6 its mark
 --   'r'  prolongs a lease:  1 head  2 ttl, milliseconds  3 how many further tokens an

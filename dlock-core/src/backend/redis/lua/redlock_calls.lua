@@ -70,16 +70,16 @@ end
 
 -- Remembers that somebody waits.
 local function wait(state, at, terms)
-  local patience = tonumber(ARGV[terms + 5])
-  if patience == 0 then
+  local queue_ttl = tonumber(ARGV[terms + 5])
+  if queue_ttl == 0 then
     return
   end
   local key, owner = state.key .. 'w', owner_of(ARGV[at])
   local known = state.waits == '1' and call('HGET', key, owner)
   local place = known and match(known, '^%d+\t(%d+)\t') or format('%.0f', now)
-  call('HSET', key, owner, format('%.0f', now + patience) .. '\t' .. place .. '\t'
+  call('HSET', key, owner, format('%.0f', now + queue_ttl) .. '\t' .. place .. '\t'
     .. ARGV[terms + 6] .. '\t' .. ARGV[terms + 4])
-  local lasts = math.ceil(patience / 1000) + 1
+  local lasts = math.ceil(queue_ttl / 1000) + 1
   if call('PTTL', key) < lasts then
     call('PEXPIRE', key, lasts)
   end

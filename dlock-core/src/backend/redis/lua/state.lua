@@ -13,7 +13,7 @@
 --       m           counts and bounds, packed (see META)
 --       h<owner>    a holder: expires, parked, terms, first token, tokens, since,
 --                   channel, JSON
---       w<owner>    a waiter: asked, patience, place, since, tokens, sent, terms,
+--       w<owner>    a waiter: asked, queue_ttl, place, since, tokens, sent, terms,
 --                   channel, JSON
 --       q<place>    the owner that waits in this place; places rise, and may be empty
 --
@@ -66,20 +66,20 @@ local function write_holder(held)
 end
 
 local function parse_waiter(owner, record)
-  local asked, patience, place, since, tokens, sent, mode, count, capacity, channel, info =
+  local asked, queue_ttl, place, since, tokens, sent, mode, count, capacity, channel, info =
     match(record, '^(%d+)\t(%d+)\t(%d+)\t(%d+)\t(%d+)\t(%d+)\t(%a)\t(%d+)\t(%d+)\t([^\t]*)\t(.*)$')
   if not asked then
     error('DLOCKLAYOUT')
   end
   return {
-    owner = owner, asked = tonumber(asked), patience = tonumber(patience), place = place,
+    owner = owner, asked = tonumber(asked), queue_ttl = tonumber(queue_ttl), place = place,
     since = since, tokens = tonumber(tokens), sent = sent, mode = mode,
     count = tonumber(count), capacity = tonumber(capacity), channel = channel, info = info,
   }
 end
 
 local function write_waiter(waiter)
-  return text(waiter.asked) .. '\t' .. text(waiter.patience) .. '\t' .. waiter.place .. '\t'
+  return text(waiter.asked) .. '\t' .. text(waiter.queue_ttl) .. '\t' .. waiter.place .. '\t'
     .. waiter.since .. '\t' .. text(waiter.tokens) .. '\t' .. waiter.sent .. '\t' .. waiter.mode
     .. '\t' .. text(waiter.count) .. '\t' .. text(waiter.capacity) .. '\t' .. waiter.channel
     .. '\t' .. waiter.info
@@ -370,12 +370,12 @@ local function waiter_of(state, owner)
 end
 
 local function is_alive(state, waiter)
-  return state.now < waiter.asked + waiter.patience
+  return state.now < waiter.asked + waiter.queue_ttl
 end
 
 local function set_waiter(state, waiter)
   put(state, 'w' .. waiter.owner, write_waiter(waiter))
-  keep_until(state, waiter.asked + waiter.patience)
+  keep_until(state, waiter.asked + waiter.queue_ttl)
 end
 
 -- Looks at some waiters by chance and drops who is dead, also behind one that lives.
@@ -434,7 +434,7 @@ local function settle(state)
       state.last = first + tokens - 1
     end
     add_holder(state, {
-      owner = waiter.owner, expires = waiter.asked + waiter.patience, parked = false,
+      owner = waiter.owner, expires = waiter.asked + waiter.queue_ttl, parked = false,
       mode = waiter.mode, count = waiter.count, capacity = text(waiter.capacity), first = first,
       tokens = tokens, since = text(state.now), channel = waiter.channel, info = waiter.info,
     })

@@ -59,7 +59,7 @@ struct Channel {
     waiters: HashSet<Owner>,
     subscribed: bool,
     /// When a message came last.
-    told: Option<Instant>,
+    last_message: Option<Instant>,
     /// Since when nobody waits.
     idle: Instant,
 }
@@ -75,7 +75,7 @@ impl Channels {
         Channels { shared: Arc::new(shared), task: Mutex::new(None) }
     }
 
-    pub(super) fn tell(&self, listener: Weak<dyn Listener>) {
+    pub(super) fn set_listener(&self, listener: Weak<dyn Listener>) {
         *self.shared.listener.lock() = Some(listener);
     }
 
@@ -95,27 +95,27 @@ impl Channels {
         owner: Owner,
         sent: Instant,
     ) -> bool {
-        let told = {
+        let is_free = {
             let mut channels = self.shared.channels.lock();
             let channel = channels.entry(name).or_insert_with(|| Channel {
                 key: key.clone(),
                 waiters: HashSet::new(),
                 subscribed: false,
-                told: None,
+                last_message: None,
                 idle: sent,
             });
             channel.waiters.insert(owner);
             if !channel.subscribed {
                 self.shared.wanted.notify_one();
             }
-            channel.told.is_some_and(|told| told >= sent)
+            channel.last_message.is_some_and(|at| at >= sent)
         };
         let mut task = self.task.lock();
         if task.as_ref().is_none_or(|task| task.0.is_finished()) {
             let listening = runtime.spawn(listen(Arc::downgrade(&self.shared)));
             *task = Some(AbortOnDrop(listening.abort_handle()));
         }
-        told
+        is_free
     }
 
     /// An owner does not wait any more.
@@ -130,9 +130,9 @@ impl Channels {
 
 impl Shared {
     /// A message says that the lock of this channel is free.
-    fn told(self: &Arc<Self>, name: &str) {
+    fn on_release_message(self: &Arc<Self>, name: &str) {
         if let Some(channel) = self.channels.lock().get_mut(name) {
-            channel.told = Some(Instant::now());
+            channel.last_message = Some(Instant::now());
         }
         let (shared, name) = (Arc::downgrade(self), name.to_owned());
         let pause = rand::rng().random_range(Duration::ZERO..PAUSE);
@@ -154,7 +154,7 @@ impl Shared {
         let listener = self.listener.lock().clone();
         if let Some(listener) = listener.as_ref().and_then(Weak::upgrade) {
             for owner in waiters {
-                listener.notice(&key, owner, Notice::TryAgain);
+                listener.on_notice(&key, owner, Notice::TryAgain);
             }
         }
     }
@@ -199,7 +199,7 @@ impl Shared {
 
     /// Hears messages until the connection ends or goes silent, or its server is left for
     /// another one.
-    async fn hear(self: &Arc<Self>, mut sink: PubSubSink, mut stream: PubSubStream) {
+    async fn receive_loop(self: &Arc<Self>, mut sink: PubSubSink, mut stream: PubSubStream) {
         let mut leaving = self.link.leaving();
         let mut tick = tokio::time::interval(TICK);
         tick.reset();
@@ -210,7 +210,7 @@ impl Shared {
             tokio::select! {
                 message = next(&mut stream) => {
                     let Some(message) = message else { return };
-                    self.told(message.get_channel_name());
+                    self.on_release_message(message.get_channel_name());
                 }
                 () = self.wanted.notified() => {
                     let subscribed = tokio::time::timeout(TICK, self.subscribe_wanted(&mut sink));
@@ -242,10 +242,12 @@ async fn listen(shared: Weak<Shared>) {
         match tokio::time::timeout(CONNECT_TIMEOUT, shared.connect()).await {
             Ok(Ok((sink, stream))) => {
                 failures = 0;
-                shared.hear(sink, stream).await;
+                shared.receive_loop(sink, stream).await;
             }
             _ => {
-                tracing::warn!("no subscription at Redis; waiters look once a second");
+                tracing::warn!(
+                    "the subscription for wake-ups in Redis failed; waiting tasks poll once a second until it works"
+                );
                 failures += 1;
             }
         }

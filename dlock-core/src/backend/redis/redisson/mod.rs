@@ -24,7 +24,7 @@ use self::channels::Channels;
 use self::names::{Names, field, field_of};
 use super::answers::{one_each, read_all};
 use super::connection::Link;
-use super::connector::{Connector, Given, Provider};
+use super::connector::{Connector, Provider, UserConnection};
 use super::scripts::{Code, Run};
 use super::{codec, errors, exclusive_only, has_acquire, tokens};
 use crate::backend::per_holder::PerHolder;
@@ -103,8 +103,8 @@ impl Redisson {
     }
 
     /// The server that the user is connected to already.
-    pub(crate) fn given(given: Given, config: &Settings) -> Result<Self> {
-        Self::over(Connector::Given(given), config)
+    pub(crate) fn with_connection(connection: UserConnection, config: &Settings) -> Result<Self> {
+        Self::over(Connector::UserConnection(connection), config)
     }
 
     fn over(connector: Connector, config: &Settings) -> Result<Self> {
@@ -136,7 +136,7 @@ impl Redisson {
             return answers;
         }
         let Some(first) = requests.first() else { return Vec::new() };
-        let (run, sent) = (shared.said(requests), Instant::now());
+        let (run, sent) = (shared.encode(requests), Instant::now());
         let answer = shared.link.run(first.operation(), &run).await;
         shared.read(requests, answer, sent)
     }
@@ -159,7 +159,7 @@ impl Redisson {
 
 impl Shared {
     /// Calls in the words of the script.
-    fn said(&self, requests: &[Request]) -> Run {
+    fn encode(&self, requests: &[Request]) -> Run {
         let mut run = scripts().calls.on(3 * requests.len());
         for request in requests {
             run.arg(&self.names.keys(&request.claim().key));
@@ -172,8 +172,8 @@ impl Shared {
             match request {
                 Request::Acquire(claim) => {
                     run.arg(codec::millis(claim.ttl)).arg(tokens(claim));
-                    let patience = if claim.queue { codec::micros(claim.patience()) } else { 0 };
-                    run.arg(&*self.info(&claim.holder)).arg(patience);
+                    let queue_ttl = if claim.queue { codec::micros(claim.queue_ttl()) } else { 0 };
+                    run.arg(&*self.info(&claim.holder)).arg(queue_ttl);
                     let given_up = claim.instead_of.map(|old| field_of(old, claim.holder.pid));
                     run.arg(given_up.unwrap_or_default()).arg(self.channels.subscribers(&channel));
                 }
@@ -263,7 +263,7 @@ fn is_unsupported(request: &Request) -> bool {
 
 fn unsupported(request: &Request) -> Answer {
     let error = Error::new(ErrorKind::Unsupported, request.operation());
-    request.failed(error.on(&request.claim().key).saying(
+    request.failed(error.with_key(&request.claim().key).with_message(
         "the layout `redisson` has exclusive locks only, which are free when they are released",
     ))
 }
@@ -284,8 +284,8 @@ impl Backend for Redisson {
     }
 
     fn open(&self, _client: u64, listener: Weak<dyn Listener>) {
-        self.shared.channels.tell(listener.clone());
-        self.shared.link.tell(listener);
+        self.shared.channels.set_listener(listener.clone());
+        self.shared.link.set_listener(listener);
     }
 
     fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
@@ -300,7 +300,7 @@ impl Backend for Redisson {
             return Err(batch);
         }
         let Some(live) = shared.link.plain() else { return Err(batch) };
-        let (run, reading, sent) = (shared.said(requests), shared.clone(), Instant::now());
+        let (run, reading, sent) = (shared.encode(requests), shared.clone(), Instant::now());
         shared.link.submit_batch(live, run, batch, move |requests, answer| {
             reading.read(requests, answer, sent)
         });

@@ -10,7 +10,7 @@ use redis::Value;
 use super::super::codec as names;
 use super::codec;
 use super::model::Node;
-use super::quorum::{Ask, Mark, Said, silence};
+use super::quorum::{AttemptId, NodeReply, NodeRequest, silence};
 use super::scripts::QuorumScripts;
 use crate::claim::{Claim, Grant, Holder, Mode, Owner};
 use crate::clock::Moment;
@@ -65,7 +65,7 @@ impl Server {
 
     /// Asks about the key `k`; with `beside` the same about another key first, so that what
     /// the two have in common is written once.
-    fn ask(&mut self, ask: &Ask, ttl: Duration, beside: bool) -> Said {
+    fn ask(&mut self, ask: &NodeRequest, ttl: Duration, beside: bool) -> NodeReply {
         let keys = if beside { &["beside", "k"][..] } else { &["k"] };
         let mut run = QuorumScripts::get().calls.on(1 + keys.len());
         run.arg("dlock:2:{t}:v");
@@ -83,20 +83,20 @@ impl Server {
 }
 
 /// What is compared: not how long, and which token, which depend on the very microsecond.
-fn shown(said: &Said) -> String {
-    match said {
-        Said::Taken { by, .. } => format!("taken by {by:?}"),
-        Said::Low { .. } => "low".to_owned(),
-        Said::NotVoting { .. } => "not voting".to_owned(),
+fn shown(reply: &NodeReply) -> String {
+    match reply {
+        NodeReply::HeldByOther { by, .. } => format!("taken by {by:?}"),
+        NodeReply::TokenTooLow { .. } => "low".to_owned(),
+        NodeReply::NotVoting { .. } => "not voting".to_owned(),
         other => format!("{other:?}"),
     }
 }
 
-fn any_ask(random: &mut StdRng, clock: u64, next_attempt: &mut u64) -> Ask {
+fn any_ask(random: &mut StdRng, clock: u64, next_attempt: &mut u64) -> NodeRequest {
     let owner = Owner::from_bits(random.random_range(1..4));
     *next_attempt += 1;
     let back = random.random_range(0..3).min(*next_attempt - 1);
-    let mark = Mark { owner, attempt: *next_attempt - back };
+    let attempt_id = AttemptId { owner, attempt: *next_attempt - back };
     let first = match random.random_range(0..10) {
         0 => clock - 2_500_000,
         1 => clock + 2_500_000,
@@ -108,14 +108,14 @@ fn any_ask(random: &mut StdRng, clock: u64, next_attempt: &mut u64) -> Ask {
         0..5 => {
             let other =
                 random.random_bool(0.2).then(|| Owner::from_bits(random.random_range(1..4)));
-            Ask::Acquire { mark, tokens, instead_of: other.filter(|it| *it != owner) }
+            NodeRequest::Acquire { attempt_id, tokens, instead_of: other.filter(|it| *it != owner) }
         }
         5..8 => {
             let further = random.random_bool(0.5).then_some(Grant { first: first + 10, count: 3 });
-            Ask::Renew { mark, tokens, further, restore: random.random_bool(0.5) }
+            NodeRequest::Renew { attempt_id, tokens, further, restore: random.random_bool(0.5) }
         }
-        8 => Ask::Undo { mark },
-        _ => Ask::Release { mark },
+        8 => NodeRequest::Undo { attempt_id },
+        _ => NodeRequest::Release { attempt_id },
     }
 }
 
@@ -151,29 +151,30 @@ fn script_and_model_agree() {
             _ => any_ask(&mut random, before, &mut attempt),
         };
         let ask = match (last, ask) {
-            (Some(Ask::Acquire { mark, tokens, .. }), Ask::Renew { further, restore, .. })
-                if random.random_bool(0.7) =>
-            {
-                Ask::Renew { mark, tokens, further, restore }
+            (
+                Some(NodeRequest::Acquire { attempt_id, tokens, .. }),
+                NodeRequest::Renew { further, restore, .. },
+            ) if random.random_bool(0.7) => {
+                NodeRequest::Renew { attempt_id, tokens, further, restore }
             }
             (_, ask) => ask,
         };
         last = Some(ask);
         let ttl = Duration::from_millis(random.random_range(1..20)); // below LONGEST_LEASE
-        let said = server.ask(&ask, ttl, random.random_bool(0.5));
+        let reply = server.ask(&ask, ttl, random.random_bool(0.5));
         let after = server.clock();
         let micros = names::micros(ttl);
         let (mut early, mut late) = (model.clone(), model.clone());
         let first = shown(&early.ask(before, &ask, micros));
         let second = shown(&late.ask(after, &ask, micros));
         if first == second {
-            assert_eq!(shown(&said), first, "round {round}: {ask:?}");
+            assert_eq!(shown(&reply), first, "round {round}: {ask:?}");
             *kinds.entry(first.split(' ').next().unwrap_or("").to_owned()).or_default() += 1;
             model = late;
         } else {
             // It happened at a moment in between: what the server has now is not known.
             unsure += 1;
-            model = if shown(&said) == first { early } else { late };
+            model = if shown(&reply) == first { early } else { late };
         }
         if after - before > 2_000 {
             // On a busy machine the end of a lease is not known well enough: it is waited for.
@@ -185,7 +186,7 @@ fn script_and_model_agree() {
     }
     println!("{kinds:?}, {unsure} unsure");
     assert!(unsure < ROUNDS / 5, "{unsure}");
-    for kind in ["Yes", "taken", "low", "High", "Nothing", "not"] {
+    for kind in ["Accepted", "taken", "low", "TokenTooHigh", "NoLease", "not"] {
         assert!(kinds.get(kind).is_some_and(|count| *count > 20), "{kind}: {kinds:?}");
     }
 }

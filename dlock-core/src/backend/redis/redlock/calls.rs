@@ -1,15 +1,15 @@
 //! Calls of the driver on their way to the nodes.
 //!
 //! ```text
-//!   batch of calls --> wave: one round for each call, one run of the script for each node
-//!                        |            every node's answer is heard by all rounds
+//!   batch of calls --> rounds: one round for each call, one run of the script for each node
+//!                        |            every node's answer goes to all rounds
 //!                        |-- decided --> the answer of the call
-//!                        '-- again ----> another wave, with a new try
+//!                        '-- again ----> more rounds, with a new try
 //! ```
 //!
 //! A call is answered as soon as its round is decided, and the batch when all its calls are.
-//! What nodes say later is heard all the same: a try that failed has been taken back behind
-//! its request, and what was not answered is owed by that node.
+//! What nodes say later still counts: a try that failed has been taken back behind
+//! its request, and what was not answered is released again later at that node.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,8 +22,8 @@ use tokio::sync::oneshot;
 
 use super::super::errors;
 use super::super::scripts::PackedRun;
-use super::node::Then;
-use super::quorum::{Ask, Outcome, Round, Said};
+use super::node::OnReply;
+use super::quorum::{NodeReply, NodeRequest, Outcome, Round};
 use super::quorum_claim::QuorumClaim;
 use super::{Shared, codec};
 use crate::backend::Batch;
@@ -38,28 +38,28 @@ const TRIES: u32 = 4;
 const STRAGGLERS: Duration = Duration::from_millis(10);
 
 /// Where the answers of calls go.
-pub(super) enum Finish {
+pub(super) enum AnswerSink {
     Batch(Box<dyn Batch>),
     Channel(oneshot::Sender<Vec<Answer>>),
 }
 
 /// Calls that are answered together.
-pub(super) struct Flight {
+pub(super) struct CallBatch {
     pub(super) requests: Vec<Request>,
     until: Instant,
-    state: Mutex<FlightState>,
+    state: Mutex<CallBatchState>,
 }
 
-struct FlightState {
+struct CallBatchState {
     answers: Vec<Option<Answer>>,
     tries: Vec<u32>,
-    finish: Option<Finish>,
+    sink: Option<AnswerSink>,
 }
 
-impl Flight {
+impl CallBatch {
     /// Answers calls, and finishes when it was the last one.
     fn answer(&self, answers: Vec<(usize, Answer)>) {
-        let (finish, answers) = {
+        let (sink, answers) = {
             let mut state = self.state.lock();
             for (call, answer) in answers {
                 state.answers[call].get_or_insert(answer);
@@ -67,20 +67,20 @@ impl Flight {
             if state.answers.iter().any(Option::is_none) {
                 return;
             }
-            let Some(finish) = state.finish.take() else { return };
-            (finish, state.answers.iter_mut().filter_map(Option::take).collect())
+            let Some(sink) = state.sink.take() else { return };
+            (sink, state.answers.iter_mut().filter_map(Option::take).collect())
         };
-        match finish {
-            Finish::Batch(batch) => batch.complete(answers),
-            Finish::Channel(channel) => drop(channel.send(answers)), // it may have been given up
+        match sink {
+            AnswerSink::Batch(batch) => batch.complete(answers),
+            AnswerSink::Channel(channel) => drop(channel.send(answers)), // it may have been given up
         }
     }
 }
 
 /// Rounds that are sent together.
-struct Wave {
+struct RoundBatch {
     shared: Arc<Shared>,
-    flight: Arc<Flight>,
+    batch: Arc<CallBatch>,
     /// Each with the call that it is for.
     rounds: Mutex<Vec<(usize, Round)>>,
     /// Whether divided tries will be decided without those who do not answer.
@@ -89,82 +89,91 @@ struct Wave {
 
 /// What is to be done when all locks are free again.
 #[derive(Default)]
-struct Todo {
+struct FollowUps {
     answers: Vec<(usize, Answer)>,
     again: Vec<usize>,
     later: Vec<usize>,
     /// What is given back, with the call that it is of, and the nodes.
-    give_back: Vec<(usize, Ask, Vec<usize>)>,
+    give_back: Vec<(usize, NodeRequest, Vec<usize>)>,
 }
 
 impl Shared {
     /// Makes calls. They are answered in time, or given up.
-    pub(super) fn start(self: &Arc<Self>, requests: Vec<Request>, until: Instant, finish: Finish) {
+    pub(super) fn start(
+        self: &Arc<Self>,
+        requests: Vec<Request>,
+        until: Instant,
+        sink: AnswerSink,
+    ) {
         let calls = 0..requests.len();
-        let state = FlightState {
+        let state = CallBatchState {
             answers: requests.iter().map(|_| None).collect(),
             tries: vec![0; requests.len()],
-            finish: Some(finish),
+            sink: Some(sink),
         };
-        let flight = Arc::new(Flight { requests, until, state: Mutex::new(state) });
-        self.send_wave(&flight, calls.collect());
+        let batch = Arc::new(CallBatch { requests, until, state: Mutex::new(state) });
+        self.send_rounds(&batch, calls.collect());
     }
 
-    fn send_wave(self: &Arc<Self>, flight: &Arc<Flight>, calls: Vec<usize>) {
+    fn send_rounds(self: &Arc<Self>, batch: &Arc<CallBatch>, calls: Vec<usize>) {
         let mut answers = Vec::new();
         let mut rounds = Vec::with_capacity(calls.len());
         let (now, clock) = (self.clock.now(), self.nodes_clock());
         for call in calls {
-            match self.plan(&flight.requests[call], now, clock) {
+            match self.plan(&batch.requests[call], now, clock) {
                 Ok(round) => rounds.push((call, round)),
                 Err(answer) => answers.push((call, answer)),
             }
         }
-        let asks: Vec<(usize, Ask)> =
+        let asks: Vec<(usize, NodeRequest)> =
             rounds.iter().map(|(call, round)| (*call, round.ask)).collect();
-        let wave = Arc::new(Wave {
+        let round_batch = Arc::new(RoundBatch {
             shared: self.clone(),
-            flight: flight.clone(),
+            batch: batch.clone(),
             rounds: Mutex::new(rounds),
             hurries: AtomicBool::new(false),
         });
         if !asks.is_empty() {
             let mut failed = Vec::new();
-            let run = self.said(flight, &asks);
-            let operation = flight.requests[asks[0].0].operation();
+            let run = self.encode(batch, &asks);
+            let operation = batch.requests[asks[0].0].operation();
             for place in 0..self.nodes.len() {
-                let heard = wave.clone();
-                let done = Box::new(move |answer| heard.heard(place, answer));
-                let then = Then { operation, until: flight.until, done };
-                if let Err(error) = self.send(place, run.clone(), then) {
+                let listener = round_batch.clone();
+                let done = Box::new(move |answer| listener.on_reply(place, answer));
+                let on_reply = OnReply { operation, until: batch.until, done };
+                if let Err(error) = self.send(place, run.clone(), on_reply) {
                     failed.push((place, error));
                 }
             }
             for (place, error) in failed {
-                wave.heard(place, Some(Err(error)));
+                round_batch.on_reply(place, Some(Err(error)));
             }
         }
-        flight.answer(answers);
+        batch.answer(answers);
     }
 
     /// What is asked, in the words of the script.
-    pub(super) fn said(&self, flight: &Flight, asks: &[(usize, Ask)]) -> Arc<PackedRun> {
+    pub(super) fn encode(
+        &self,
+        batch: &CallBatch,
+        asks: &[(usize, NodeRequest)],
+    ) -> Arc<PackedRun> {
         let mut run = self.run(asks.len());
         for (call, _) in asks {
-            let key = &flight.requests[*call].claim().key;
+            let key = &batch.requests[*call].claim().key;
             run.write(|word| self.names.write_quorum(key, word));
         }
-        let calls = asks.iter().map(|(call, ask)| (ask, &**flight.requests[*call].claim()));
+        let calls = asks.iter().map(|(call, ask)| (ask, &**batch.requests[*call].claim()));
         codec::write(&mut run, calls, self.longest, |it| self.info(it), &self.channel);
         Arc::new(run.packed())
     }
 
     /// Sends it to one node.
-    pub(super) fn send(&self, place: usize, run: Arc<PackedRun>, then: Then) -> Result<()> {
+    pub(super) fn send(&self, place: usize, run: Arc<PackedRun>, on_reply: OnReply) -> Result<()> {
         let Some(runtime) = self.runtime.get() else {
-            return Err(Error::new(ErrorKind::Unavailable, then.operation));
+            return Err(Error::new(ErrorKind::Unavailable, on_reply.operation));
         };
-        self.nodes[place].send(runtime, run, then).map_err(|(_, error)| error)
+        self.nodes[place].send(runtime, run, on_reply).map_err(|(_, error)| error)
     }
 
     /// The round of a call, or its answer if it needs none.
@@ -176,7 +185,9 @@ impl Shared {
     ) -> std::result::Result<Round, Answer> {
         let claim = request.claim();
         let refused = |kind, what: String| {
-            request.failed(Error::new(kind, request.operation()).on(&claim.key).saying(what))
+            request.failed(
+                Error::new(kind, request.operation()).with_key(&claim.key).with_message(what),
+            )
         };
         if claim.mode != Mode::Exclusive
             || matches!(request, Request::Release(_, Release::After(_)))
@@ -199,10 +210,10 @@ impl Shared {
                 let old = asked.instead_of.and_then(|old| claims.remove(&old));
                 let next = old.map_or(0, |old| old.tokens_end());
                 let attempt = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
-                let rules = self.rules;
+                let quorum = self.quorum;
                 let known = claims
                     .entry(claim.owner)
-                    .or_insert_with(|| QuorumClaim::new(rules, claim.owner, next));
+                    .or_insert_with(|| QuorumClaim::new(quorum, claim.owner, next));
                 Ok(known.acquire(now, clock, attempt, asked))
             }
             Request::Renew(lease) => {
@@ -215,40 +226,40 @@ impl Shared {
                 Some(known) => {
                     let round = known.release(now, claim.ttl);
                     for place in known.in_doubt() {
-                        self.owe(place, request, &round, true);
+                        self.retry_release(place, request, &round, true);
                     }
                     round
                 }
-                None => QuorumClaim::unknown(self.rules, claim.owner).release(now, claim.ttl),
+                None => QuorumClaim::unknown(self.quorum, claim.owner).release(now, claim.ttl),
             }),
         }
     }
 }
 
-impl Wave {
+impl RoundBatch {
     /// A node answered, or did not.
-    fn heard(self: &Arc<Self>, place: usize, answer: Option<Result<Value>>) {
+    fn on_reply(self: &Arc<Self>, place: usize, answer: Option<Result<Value>>) {
         let mut rounds = self.rounds.lock();
-        let said = self.read(place, answer, &rounds);
+        let replies = self.read(place, answer, &rounds);
         let now = self.shared.clock.now();
-        let mut todo = Todo::default();
+        let mut follow_ups = FollowUps::default();
         {
             let mut claims = self.shared.claims.lock();
-            for ((call, round), said) in rounds.iter_mut().zip(said) {
-                let request = &self.flight.requests[*call];
+            for ((call, round), reply) in rounds.iter_mut().zip(replies) {
+                let request = &self.batch.requests[*call];
                 let owner = request.claim().owner;
                 let known = claims.get_mut(&owner);
-                self.note_silence(place, request, round, known.is_some(), &said);
+                self.note_silence(place, request, round, known.is_some(), &reply);
                 let Some(known) = known else {
-                    if let Some(outcome) = round.heard(now, place, said) {
-                        self.conclude(*call, round, outcome, None, &mut todo);
+                    if let Some(outcome) = round.on_reply(now, place, reply) {
+                        self.conclude(*call, round, outcome, None, &mut follow_ups);
                     }
                     continue;
                 };
-                known.learn(round, place, &said);
-                if let Some(outcome) = round.heard(now, place, said) {
+                known.learn(round, place, &reply);
+                if let Some(outcome) = round.on_reply(now, place, reply) {
                     let outcome = known.settle(round, outcome);
-                    if !self.conclude(*call, round, outcome, Some(known), &mut todo) {
+                    if !self.conclude(*call, round, outcome, Some(known), &mut follow_ups) {
                         claims.remove(&owner);
                     }
                 }
@@ -257,15 +268,15 @@ impl Wave {
         let divided = rounds.iter().find(|(_, round)| round.is_divided());
         let pause = divided.map(|(_, round)| STRAGGLERS.max(now.since(round.sent())));
         drop(rounds);
-        self.carry_out(todo);
+        self.carry_out(follow_ups);
         if let (Some(pause), Some(runtime)) = (pause, self.shared.runtime.get())
             && !self.hurries.swap(true, Ordering::Relaxed)
         {
-            let wave = self.clone();
+            let round_batch = self.clone();
             runtime.spawn(async move {
                 tokio::time::sleep(pause).await;
-                wave.hurries.store(false, Ordering::Relaxed);
-                wave.decide_divided();
+                round_batch.hurries.store(false, Ordering::Relaxed);
+                round_batch.decide_divided();
             });
         }
     }
@@ -273,47 +284,47 @@ impl Wave {
     /// Decides tries that are divided, without the nodes that have not answered.
     fn decide_divided(&self) {
         let mut rounds = self.rounds.lock();
-        let mut todo = Todo::default();
+        let mut follow_ups = FollowUps::default();
         {
             let mut claims = self.shared.claims.lock();
             for (call, round) in &mut *rounds {
-                let owner = self.flight.requests[*call].claim().owner;
+                let owner = self.batch.requests[*call].claim().owner;
                 let Some(known) = claims.get_mut(&owner) else { continue };
                 if let Some(outcome) = round.decide_divided() {
                     let outcome = known.settle(round, outcome);
-                    if !self.conclude(*call, round, outcome, Some(known), &mut todo) {
+                    if !self.conclude(*call, round, outcome, Some(known), &mut follow_ups) {
                         claims.remove(&owner);
                     }
                 }
             }
         }
         drop(rounds);
-        self.carry_out(todo);
+        self.carry_out(follow_ups);
     }
 
-    /// What a node said to each round.
+    /// What a node replied to each round.
     fn read(
         &self,
         place: usize,
         answer: Option<Result<Value>>,
         rounds: &[(usize, Round)],
-    ) -> Vec<Said> {
-        let operation = |call: usize| self.flight.requests[call].operation();
+    ) -> Vec<NodeReply> {
+        let operation = |call: usize| self.batch.requests[call].operation();
         let shown = self.shared.nodes[place].link.shown();
         let failed = |error: Error| {
-            let said = rounds.iter().map(|(call, _)| {
-                let error = error.clone().during(operation(*call));
+            let replies = rounds.iter().map(|(call, _)| {
+                let error = error.clone().with_operation(operation(*call));
                 match error.kind() {
-                    ErrorKind::Unknown => Said::Silent(error),
-                    _ => Said::Failed(error),
+                    ErrorKind::Unknown => NodeReply::NoReply(error),
+                    _ => NodeReply::Refused(error),
                 }
             });
-            said.collect()
+            replies.collect()
         };
         match answer {
             None => {
                 let silent = Error::new(ErrorKind::Unknown, Operation::Acquire)
-                    .saying(format!("Redis at {shown} did not answer in time"));
+                    .with_message(format!("Redis at {shown} did not answer in time"));
                 failed(silent)
             }
             Some(Err(error)) => failed(error),
@@ -322,13 +333,13 @@ impl Wave {
                 let Some(answers) = codec::read_all(&answer, operations) else {
                     return failed(errors::unreadable(Operation::Acquire));
                 };
-                let heard = |(said, clock): (Said, Option<u64>)| {
+                let note_clock = |(reply, clock): (NodeReply, Option<u64>)| {
                     if let Some(clock) = clock {
                         self.shared.nodes[place].voter.shows(clock);
                     }
-                    said
+                    reply
                 };
-                answers.into_iter().map(heard).collect()
+                answers.into_iter().map(note_clock).collect()
             }
         }
     }
@@ -340,15 +351,16 @@ impl Wave {
         request: &Request,
         round: &Round,
         known: bool,
-        said: &Said,
+        reply: &NodeReply,
     ) {
-        let gives_back = matches!(round.ask, Ask::Release { .. } | Ask::Undo { .. });
-        match said {
-            Said::Silent(_) if gives_back || !known => {
-                self.shared.owe(place, request, round, true);
+        let gives_back =
+            matches!(round.ask, NodeRequest::Release { .. } | NodeRequest::Undo { .. });
+        match reply {
+            NodeReply::NoReply(_) if gives_back || !known => {
+                self.shared.retry_release(place, request, round, true);
             }
-            Said::Failed(_) if gives_back && round.had_vote_of(place) => {
-                self.shared.owe(place, request, round, false);
+            NodeReply::Refused(_) if gives_back && round.had_vote_of(place) => {
+                self.shared.retry_release(place, request, round, false);
             }
             _ => {}
         }
@@ -361,39 +373,43 @@ impl Wave {
         round: &Round,
         outcome: Outcome,
         known: Option<&mut QuorumClaim>,
-        todo: &mut Todo,
+        follow_ups: &mut FollowUps,
     ) -> bool {
-        let request = &self.flight.requests[call];
-        let on_key = |error: Error| error.on(&request.claim().key);
+        let request = &self.batch.requests[call];
+        let on_key = |error: Error| error.with_key(&request.claim().key);
         let in_doubt = known.as_ref().map_or_else(Vec::new, |known| known.in_doubt());
-        let mut give_back = |ask: Ask| {
-            todo.give_back.push((call, ask, round.may_have_voted().collect()));
+        let mut give_back = |ask: NodeRequest| {
+            follow_ups.give_back.push((call, ask, round.may_have_voted().collect()));
             for place in &in_doubt {
-                self.shared.owe(*place, request, round, true);
+                self.shared.retry_release(*place, request, round, true);
             }
         };
-        let mark = round.mark();
+        let attempt_id = round.attempt_id();
         match (request, outcome) {
             (Request::Acquire(_), Outcome::Granted(grant)) => {
-                todo.answers.push((call, Answer::Acquire(Ok(AcquireOutcome::Granted(grant)))));
+                follow_ups
+                    .answers
+                    .push((call, Answer::Acquire(Ok(AcquireOutcome::Granted(grant)))));
                 true
             }
             (Request::Acquire(_), Outcome::Held { .. }) => match known.and_then(|it| it.grant()) {
                 Some(grant) => {
-                    todo.answers.push((call, Answer::Acquire(Ok(AcquireOutcome::Granted(grant)))));
+                    follow_ups
+                        .answers
+                        .push((call, Answer::Acquire(Ok(AcquireOutcome::Granted(grant)))));
                     true
                 }
                 None => {
-                    todo.again.push(call);
+                    follow_ups.again.push(call);
                     true
                 }
             },
             (Request::Acquire(_), Outcome::Again | Outcome::Lost) => {
-                todo.again.push(call);
+                follow_ups.again.push(call);
                 true
             }
             (Request::Acquire(claim), Outcome::Taken { holder, free_in }) => {
-                give_back(Ask::Undo { mark });
+                give_back(NodeRequest::Undo { attempt_id });
                 // It may have become free between the answers of the nodes.
                 let again = known.is_some_and(|known| known.was_woken_since(round));
                 let soon = || Duration::from_millis(rand::rng().random_range(1..6));
@@ -403,32 +419,34 @@ impl Wave {
                 } else {
                     AcquireOutcome::Busy { holder }
                 };
-                todo.answers.push((call, Answer::Acquire(Ok(outcome))));
+                follow_ups.answers.push((call, Answer::Acquire(Ok(outcome))));
                 self.shared.waits();
                 claim.queue
             }
             (Request::Acquire(claim), Outcome::Split { holder }) => {
-                give_back(Ask::Undo { mark });
+                give_back(NodeRequest::Undo { attempt_id });
                 if claim.queue {
                     let longer = known.map_or(0, |known| known.splits()).clamp(1, 5) - 1;
                     let pause = rand::rng().random_range(2_u64..30) << longer;
                     let free_in = Some(Duration::from_millis(pause));
                     let outcome = AcquireOutcome::Queued { holder, free_in };
-                    todo.answers.push((call, Answer::Acquire(Ok(outcome))));
+                    follow_ups.answers.push((call, Answer::Acquire(Ok(outcome))));
                     return true;
                 }
-                let tries = &mut self.flight.state.lock().tries[call];
+                let tries = &mut self.batch.state.lock().tries[call];
                 *tries += 1;
                 if *tries < TRIES {
-                    todo.later.push(call);
+                    follow_ups.later.push(call);
                     return true;
                 }
-                todo.answers.push((call, Answer::Acquire(Ok(AcquireOutcome::Busy { holder }))));
+                follow_ups
+                    .answers
+                    .push((call, Answer::Acquire(Ok(AcquireOutcome::Busy { holder }))));
                 false
             }
             (Request::Acquire(_), Outcome::NoMajority(error)) => {
-                give_back(Ask::Release { mark });
-                todo.answers.push((call, Answer::Acquire(Err(on_key(error)))));
+                give_back(NodeRequest::Release { attempt_id });
+                follow_ups.answers.push((call, Answer::Acquire(Err(on_key(error)))));
                 false
             }
             (Request::Renew(_), outcome) => {
@@ -437,12 +455,12 @@ impl Wave {
                     Outcome::Extended(grant) => Ok(RenewOutcome::Extended(grant)),
                     Outcome::NoMajority(error) => Err(on_key(error)),
                     _ => {
-                        give_back(Ask::Release { mark });
+                        give_back(NodeRequest::Release { attempt_id });
                         Ok(RenewOutcome::Lost)
                     }
                 };
                 let held = !matches!(answer, Ok(RenewOutcome::Lost));
-                todo.answers.push((call, Answer::Renew(answer)));
+                follow_ups.answers.push((call, Answer::Renew(answer)));
                 held
             }
             (Request::Release(..), outcome) => {
@@ -451,7 +469,7 @@ impl Wave {
                     Outcome::NoMajority(error) => Err(on_key(error)),
                     _ => Err(errors::unreadable(Operation::Release)),
                 };
-                todo.answers.push((call, Answer::Release(answer)));
+                follow_ups.answers.push((call, Answer::Release(answer)));
                 false
             }
             (Request::Acquire(_), Outcome::Extended(_) | Outcome::Released(_)) => true,
@@ -459,31 +477,31 @@ impl Wave {
     }
 
     /// Sends what is to be sent, and then answers.
-    fn carry_out(&self, todo: Todo) {
+    fn carry_out(&self, follow_ups: FollowUps) {
         for place in 0..self.shared.nodes.len() {
-            let asks: Vec<(usize, Ask)> = todo
+            let asks: Vec<(usize, NodeRequest)> = follow_ups
                 .give_back
                 .iter()
                 .filter(|(_, _, places)| places.contains(&place))
                 .map(|(call, ask, _)| (*call, *ask))
                 .collect();
             if !asks.is_empty() {
-                self.shared.give_back(&self.flight, place, asks);
+                self.shared.give_back(&self.batch, place, asks);
             }
         }
-        if !todo.again.is_empty() {
-            self.shared.send_wave(&self.flight, todo.again);
+        if !follow_ups.again.is_empty() {
+            self.shared.send_rounds(&self.batch, follow_ups.again);
         }
-        if let (false, Some(runtime)) = (todo.later.is_empty(), self.shared.runtime.get()) {
-            let (shared, flight) = (self.shared.clone(), self.flight.clone());
+        if let (false, Some(runtime)) = (follow_ups.later.is_empty(), self.shared.runtime.get()) {
+            let (shared, batch) = (self.shared.clone(), self.batch.clone());
             let pause = Duration::from_millis(rand::rng().random_range(1..20));
             runtime.spawn(async move {
                 tokio::time::sleep(pause).await;
-                shared.send_wave(&flight, todo.later);
+                shared.send_rounds(&batch, follow_ups.later);
             });
         }
-        if !todo.answers.is_empty() {
-            self.flight.answer(todo.answers);
+        if !follow_ups.answers.is_empty() {
+            self.batch.answer(follow_ups.answers);
         }
     }
 }

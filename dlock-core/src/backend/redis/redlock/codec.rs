@@ -9,7 +9,7 @@ use redis::Value;
 
 use super::super::scripts::Run;
 use super::super::{codec, errors};
-use super::quorum::{Ask, Mark, Said, silence};
+use super::quorum::{AttemptId, NodeReply, NodeRequest, silence};
 use crate::claim::{Claim, Grant, Holder, Owner};
 use crate::error::Operation;
 
@@ -18,7 +18,7 @@ use crate::error::Operation;
 /// once.
 pub(super) fn write<'a>(
     run: &mut Run,
-    calls: impl Iterator<Item = (&'a Ask, &'a Claim)> + Clone,
+    calls: impl Iterator<Item = (&'a NodeRequest, &'a Claim)> + Clone,
     longest: Duration,
     info: impl Fn(&Arc<Holder>) -> Arc<str>,
     channel: &str,
@@ -27,25 +27,27 @@ pub(super) fn write<'a>(
     let mut last: Option<(Grant, &Claim)> = None;
     for (ask, claim) in calls.clone() {
         letters.push(match ask {
-            Ask::Acquire { tokens, instead_of: None, .. }
+            NodeRequest::Acquire { tokens, instead_of: None, .. }
                 if last.is_some_and(|(known, of)| known == *tokens && has_terms_of(claim, of)) =>
             {
                 's'
             }
-            Ask::Acquire { tokens, instead_of, .. } => {
+            NodeRequest::Acquire { tokens, instead_of, .. } => {
                 last = instead_of.is_none().then_some((*tokens, claim));
                 'a'
             }
-            Ask::Renew { .. } => 'r',
-            Ask::Undo { .. } => 'u',
-            Ask::Release { .. } => 'x',
+            NodeRequest::Renew { .. } => 'r',
+            NodeRequest::Undo { .. } => 'u',
+            NodeRequest::Release { .. } => 'x',
         });
     }
     run.arg(&letters);
     write_silence(run, longest);
     for ((ask, claim), letter) in calls.zip(letters.chars()) {
         match ask {
-            Ask::Acquire { mark, .. } if letter == 's' => write_mark(run, *mark),
+            NodeRequest::Acquire { attempt_id, .. } if letter == 's' => {
+                write_attempt_id(run, *attempt_id)
+            }
             _ => write_call(run, ask, claim, &info(&claim.holder), channel),
         }
     }
@@ -62,34 +64,37 @@ fn has_terms_of(claim: &Claim, other: &Claim) -> bool {
         && Arc::ptr_eq(&claim.holder, &other.holder)
 }
 
-fn write_call(run: &mut Run, ask: &Ask, claim: &Claim, info: &str, channel: &str) {
+fn write_call(run: &mut Run, ask: &NodeRequest, claim: &Claim, info: &str, channel: &str) {
     match *ask {
-        Ask::Acquire { mark, tokens, instead_of } => {
-            write_mark(run, mark);
+        NodeRequest::Acquire { attempt_id, tokens, instead_of } => {
+            write_attempt_id(run, attempt_id);
             run.arg(codec::micros(claim.ttl));
             write_token(run, tokens.first);
             write_token(run, last_of(tokens));
             run.arg(info);
-            run.arg(if claim.queue { codec::micros(claim.patience()) } else { 0 }).arg(channel);
+            run.arg(if claim.queue { codec::micros(claim.queue_ttl()) } else { 0 }).arg(channel);
             match instead_of {
                 Some(owner) => run.write(|word| codec::write_owner(owner, word)),
                 None => drop(run.arg("")),
             }
         }
-        Ask::Renew { mark, tokens, further, restore } => {
-            write_mark(run, mark);
+        NodeRequest::Renew { attempt_id, tokens, further, restore } => {
+            write_attempt_id(run, attempt_id);
             run.arg(codec::micros(claim.ttl)).arg(tokens.first).arg(last_of(tokens)).arg(info);
             let (first, last) = further.map_or((0, 0), |it| (it.first, last_of(it)));
             run.arg(first).arg(last).arg(u8::from(restore));
         }
-        Ask::Undo { mark } | Ask::Release { mark } => write_mark(run, mark),
+        NodeRequest::Undo { attempt_id } | NodeRequest::Release { attempt_id } => {
+            write_attempt_id(run, attempt_id)
+        }
     }
 }
 
-pub(super) fn write_mark(run: &mut Run, mark: Mark) {
+/// The scripts call it a mark.
+pub(super) fn write_attempt_id(run: &mut Run, attempt_id: AttemptId) {
     run.write(|word| {
-        codec::write_owner(mark.owner, word);
-        let _ = write!(word, "{:016}", mark.attempt); // a String takes everything
+        codec::write_owner(attempt_id.owner, word);
+        let _ = write!(word, "{:016}", attempt_id.attempt); // a String takes everything
     });
 }
 
@@ -109,10 +114,10 @@ fn last_of(tokens: Grant) -> u64 {
 pub(super) fn read_all(
     answer: &Value,
     operations: impl ExactSizeIterator<Item = Operation>,
-) -> Option<Vec<(Said, Option<u64>)>> {
+) -> Option<Vec<(NodeReply, Option<u64>)>> {
     match answer {
         Value::Int(1) => {
-            let yes = Said::Yes { others_wait: false, extended: false };
+            let yes = NodeReply::Accepted { others_wait: false, extended: false };
             Some(vec![(yes, None); operations.len()])
         }
         Value::Array(answers) if answers.len() == operations.len() => Some(
@@ -122,18 +127,18 @@ pub(super) fn read_all(
     }
 }
 
-fn read(answer: &Value, operation: Operation) -> (Said, Option<u64>) {
+fn read(answer: &Value, operation: Operation) -> (NodeReply, Option<u64>) {
     if let Value::ServerError(error) = answer {
-        return (Said::Failed(errors::refused(operation, error)), None);
+        return (NodeReply::Refused(errors::refused(operation, error)), None);
     }
-    let unreadable = || (Said::Silent(errors::unreadable(operation)), None);
-    said(answer).unwrap_or_else(unreadable)
+    let unreadable = || (NodeReply::NoReply(errors::unreadable(operation)), None);
+    decode(answer).unwrap_or_else(unreadable)
 }
 
-fn said(answer: &Value) -> Option<(Said, Option<u64>)> {
-    let yes = |others_wait, extended| Some((Said::Yes { others_wait, extended }, None));
+fn decode(answer: &Value) -> Option<(NodeReply, Option<u64>)> {
+    let yes = |others_wait, extended| Some((NodeReply::Accepted { others_wait, extended }, None));
     let fields = match answer {
-        Value::Int(0) => return Some((Said::Nothing, None)),
+        Value::Int(0) => return Some((NodeReply::NoLease, None)),
         Value::Int(1) => return yes(false, false),
         Value::Int(2) => return yes(true, false),
         Value::Int(3) => return yes(false, true),
@@ -147,22 +152,22 @@ fn said(answer: &Value) -> Option<(Said, Option<u64>)> {
     match text(fields.first()?)? {
         "b" => {
             let (next, free_in) = (number(1)?, Duration::from_micros(number(2)?));
-            let by = mark_of(text(fields.get(3)?)?)?;
+            let by = attempt_id_of(text(fields.get(3)?)?)?;
             let holder = codec::holder(text(fields.get(4)?)?);
-            Some((Said::Taken { by, next, free_in, holder }, None))
+            Some((NodeReply::HeldByOther { by, next, free_in, holder }, None))
         }
-        "y" => Some((Said::Yielded { next: number(1)? }, None)),
-        "l" => Some((Said::Low { next: number(1)? }, number(2))),
-        "h" => Some((Said::High, number(1))),
-        "z" => Some((Said::NotVoting { yet: Duration::from_micros(number(1)?) }, None)),
+        "y" => Some((NodeReply::Yielded { next: number(1)? }, None)),
+        "l" => Some((NodeReply::TokenTooLow { next: number(1)? }, number(2))),
+        "h" => Some((NodeReply::TokenTooHigh, number(1))),
+        "z" => Some((NodeReply::NotVoting { yet: Duration::from_micros(number(1)?) }, None)),
         _ => None,
     }
 }
 
-pub(super) fn mark_of(text: &str) -> Option<Mark> {
+pub(super) fn attempt_id_of(text: &str) -> Option<AttemptId> {
     let (owner, attempt) = text.split_at_checked(32)?;
     let owner = Owner::from_bits(u128::from_str_radix(owner, 16).ok()?);
-    Some(Mark { owner, attempt: attempt.parse().ok()? })
+    Some(AttemptId { owner, attempt: attempt.parse().ok()? })
 }
 
 pub(super) fn text(value: &Value) -> Option<&str> {

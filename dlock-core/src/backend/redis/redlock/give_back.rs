@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use super::calls::Flight;
-use super::node::Then;
-use super::owed::GiveBack;
-use super::quorum::{Ask, Round};
+use super::calls::CallBatch;
+use super::node::OnReply;
+use super::pending_releases::PendingRelease;
+use super::quorum::{NodeRequest, Round};
 use super::quorum_claim::QuorumClaim;
 use super::{COMBINED, Shared, codec};
 use crate::claim::Request;
 use crate::error::{ErrorKind, Operation, Result};
 
-/// How often what a node owes is asked for.
+/// How often the pending releases of a node are sent.
 const COLLECT: Duration = Duration::from_millis(300);
 
 impl Shared {
     /// Gives something back at a node later, and again.
-    pub(super) fn owe(
+    pub(super) fn retry_release(
         self: &Arc<Self>,
         place: usize,
         request: &Request,
@@ -29,13 +29,13 @@ impl Shared {
         doubt: bool,
     ) {
         let claim = request.claim();
-        let what = GiveBack {
+        let what = PendingRelease {
             name: self.names.quorum(&claim.key),
-            mark: round.mark(),
-            place: matches!(round.ask, Ask::Release { .. }),
+            attempt_id: round.attempt_id(),
+            place: matches!(round.ask, NodeRequest::Release { .. }),
         };
         let node = &self.nodes[place];
-        node.owed.lock().add(self.clock.now(), what, claim.ttl, doubt);
+        node.pending_releases.lock().add(self.clock.now(), what, claim.ttl, doubt);
         if let Some(runtime) = self.runtime.get()
             && !node.collecting.swap(true, Ordering::AcqRel)
         {
@@ -46,33 +46,33 @@ impl Shared {
     /// Takes votes back at one node, behind the request for them. Nobody waits for it.
     pub(super) fn give_back(
         self: &Arc<Self>,
-        flight: &Flight,
+        batch: &CallBatch,
         place: usize,
-        asks: Vec<(usize, Ask)>,
+        asks: Vec<(usize, NodeRequest)>,
     ) {
-        let requests = flight.requests.clone();
-        let undone = Undone { shared: self.clone(), requests, asks: asks.clone(), place };
-        let undone = Arc::new(undone);
-        let heard = undone.clone();
-        let done = Box::new(move |answer: Option<Result<Value>>| heard.heard(answer));
+        let requests = batch.requests.clone();
+        let undo = PendingUndo { shared: self.clone(), requests, asks: asks.clone(), place };
+        let undo = Arc::new(undo);
+        let listener = undo.clone();
+        let done = Box::new(move |answer: Option<Result<Value>>| listener.on_reply(answer));
         let until = Instant::now() + self.call_timeout;
-        let then = Then { operation: Operation::Release, until, done };
-        if let Err(error) = self.send(place, self.said(flight, &asks), then) {
-            undone.heard(Some(Err(error)));
+        let on_reply = OnReply { operation: Operation::Release, until, done };
+        if let Err(error) = self.send(place, self.encode(batch, &asks), on_reply) {
+            undo.on_reply(Some(Err(error)));
         }
     }
 }
 
 /// Votes that are taken back at one node.
-struct Undone {
+struct PendingUndo {
     shared: Arc<Shared>,
     requests: Vec<Request>,
-    asks: Vec<(usize, Ask)>,
+    asks: Vec<(usize, NodeRequest)>,
     place: usize,
 }
 
-impl Undone {
-    fn heard(&self, answer: Option<Result<Value>>) {
+impl PendingUndo {
+    fn on_reply(&self, answer: Option<Result<Value>>) {
         let silent = match &answer {
             Some(Ok(_)) => return,
             Some(Err(error)) => error.kind() == ErrorKind::Unknown,
@@ -80,14 +80,14 @@ impl Undone {
         };
         for (call, ask) in &self.asks {
             let request = &self.requests[*call];
-            let round = QuorumClaim::unknown(self.shared.rules, request.claim().owner)
+            let round = QuorumClaim::unknown(self.shared.quorum, request.claim().owner)
                 .round_of(*ask, request.claim().ttl);
-            self.shared.owe(self.place, request, &round, silent);
+            self.shared.retry_release(self.place, request, &round, silent);
         }
     }
 }
 
-/// Gives back what a node owes, until nothing is left.
+/// Sends the pending releases of a node until none is left.
 async fn collect(shared: Weak<Shared>, place: usize) {
     loop {
         tokio::time::sleep(COLLECT).await;
@@ -95,9 +95,9 @@ async fn collect(shared: Weak<Shared>, place: usize) {
         let node = &shared.nodes[place];
         let now = shared.clock.now();
         let due = {
-            let mut owed = node.owed.lock();
-            let due = owed.due(now);
-            if owed.is_empty() {
+            let mut pending_releases = node.pending_releases.lock();
+            let due = pending_releases.due(now);
+            if pending_releases.is_empty() {
                 node.collecting.store(false, Ordering::Release);
                 return;
             }
@@ -116,21 +116,23 @@ async fn collect(shared: Weak<Shared>, place: usize) {
             run.write(|word| word.extend(some.iter().map(|it| if it.place { 'x' } else { 'u' })));
             codec::write_silence(&mut run, shared.longest);
             for what in some {
-                codec::write_mark(&mut run, what.mark);
+                codec::write_attempt_id(&mut run, what.attempt_id);
             }
             let until = Instant::now() + shared.call_timeout;
-            let marks: Vec<_> = some.iter().map(|what| what.mark).collect();
+            let attempt_ids: Vec<_> = some.iter().map(|what| what.attempt_id).collect();
             let confirmed = Arc::downgrade(&shared);
             let done = Box::new(move |answer: Option<Result<Value>>| {
                 let Some(shared) = confirmed.upgrade() else { return };
                 if let Some(Ok(_)) = answer {
-                    let mut owed = shared.nodes[place].owed.lock();
+                    let mut pending_releases = shared.nodes[place].pending_releases.lock();
                     let here = shared.clock.now();
-                    marks.iter().for_each(|mark| owed.confirmed(here, now, *mark));
+                    attempt_ids
+                        .iter()
+                        .for_each(|attempt_id| pending_releases.confirmed(here, now, *attempt_id));
                 }
             });
-            let then = Then { operation: Operation::Release, until, done };
-            let _ = node.send(runtime, Arc::new(run.packed()), then); // what is not sent stays owed
+            let on_reply = OnReply { operation: Operation::Release, until, done };
+            let _ = node.send(runtime, Arc::new(run.packed()), on_reply); // what is not sent stays pending
         }
     }
 }

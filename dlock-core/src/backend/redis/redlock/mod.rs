@@ -6,27 +6,27 @@
 //!
 //! - `calls.rs`: the calls of the driver, their rounds and their answers
 //! - `node.rs`: the way to one node; `voter.rs`: what is asked when it is met
-//! - `owed.rs`: what a node has not confirmed to have given back; `give_back.rs` sends it
-//! - `wakes.rs`: waiting
-//! - `look.rs`: what operators see
+//! - `pending_releases.rs`: what a node has not confirmed to have given back; `give_back.rs` sends it
+//! - `wakeups.rs`: waiting
+//! - `inspect.rs`: what operators see
 
 #[cfg(test)]
 mod agreement;
 mod calls;
 mod codec;
 mod give_back;
-mod look;
+mod inspect;
 #[cfg(test)]
 mod model;
 mod node;
-mod owed;
+mod pending_releases;
 mod quorum;
 mod quorum_claim;
 mod scripts;
 #[cfg(test)]
 mod sim;
 mod voter;
-mod wakes;
+mod wakeups;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
@@ -37,14 +37,14 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use url::Url;
 
-use self::calls::Finish;
+use self::calls::AnswerSink;
 use self::node::Node;
-use self::quorum::Rules;
+use self::quorum::QuorumSize;
 use self::quorum_claim::QuorumClaim;
 use self::scripts::QuorumScripts;
-use self::voter::Roll;
+use self::voter::KnownNodes;
 pub(super) use self::voter::Voter;
-use self::wakes::Wakes;
+use self::wakeups::Wakeups;
 use super::address::Address;
 use super::codec::{self as names, Names};
 use super::connection::Link;
@@ -83,7 +83,7 @@ pub struct RedLock {
 
 /// What the backend, its calls and its tasks share.
 struct Shared {
-    rules: Rules,
+    quorum: QuorumSize,
     nodes: Vec<Arc<Node>>,
     names: Names,
     marker: String,
@@ -94,7 +94,7 @@ struct Shared {
     /// The claims that nodes may know.
     claims: Mutex<Map<Owner, QuorumClaim>>,
     attempts: AtomicU64,
-    wakes: Wakes,
+    wakeups: Wakeups,
     /// The runtime of the driver.
     runtime: OnceLock<Handle>,
     /// The holder of the latest claim, as JSON.
@@ -158,9 +158,10 @@ impl RedLock {
         let backend = Self::with(&settings, &url, None, true)?;
         backend.shared.open(&Handle::current());
         let all = backend.shared.call_timeout;
-        let met = backend.shared.ask_all(all, Operation::Connect, |node| node.voter.hello()).await;
-        for (node, met) in backend.shared.nodes.iter().zip(met) {
-            met.unwrap_or_else(|| Err(errors::silent(node.link.shown())))?;
+        let replies =
+            backend.shared.ask_all(all, Operation::Connect, |node| node.voter.hello()).await;
+        for (node, reply) in backend.shared.nodes.iter().zip(replies) {
+            reply.unwrap_or_else(|| Err(errors::silent(node.link.shown())))?;
         }
         Ok(())
     }
@@ -179,17 +180,17 @@ impl RedLock {
         let address = Address::new(url, config.database)?;
         let files = config.tls_files();
         let endpoint = Endpoint::new(address, &files, config.password_file.clone(), provider)?;
-        let roll = Arc::new(Roll::default());
+        let known_nodes = Arc::new(KnownNodes::default());
         let nodes = hosts.iter().enumerate().map(|(place, (host, port))| {
             let marker = names.marker();
-            let voter = Arc::new(Voter::new(place, roll.clone(), marker, longest, new));
+            let voter = Arc::new(Voter::new(place, known_nodes.clone(), marker, longest, new));
             let connector = Connector::Voter(endpoint.at(host, *port), voter.clone());
             let link = Link::new(connector, config);
             Node::new(link, voter, Notices::new(channel.clone(), names.clone(), false))
         });
         let nodes: Vec<_> = nodes.collect();
         let shared = Arc::new(Shared {
-            rules: Rules::of(nodes.len()),
+            quorum: QuorumSize::of(nodes.len()),
             nodes,
             marker: names.marker(),
             names,
@@ -199,7 +200,7 @@ impl RedLock {
             clock: Clock::boot(),
             claims: Mutex::default(),
             attempts: AtomicU64::new(0),
-            wakes: Wakes::default(),
+            wakeups: Wakeups::default(),
             runtime: OnceLock::new(),
             info: PerHolder::new(),
         });
@@ -217,7 +218,7 @@ impl RedLock {
         }
         let (answer, answers) = oneshot::channel();
         let until = Instant::now() + self.shared.call_timeout;
-        self.shared.start(requests, until, Finish::Channel(answer));
+        self.shared.start(requests, until, AnswerSink::Channel(answer));
         answers.await.unwrap_or_default()
     }
 }
@@ -240,7 +241,7 @@ fn check_nodes(hosts: &[HostPort]) -> Result<()> {
         tracing::warn!(
             target: "dlock::redis",
             nodes = hosts.len(),
-            "an even number of nodes survives the loss of no more nodes than one node less"
+            "an even number of nodes tolerates no more failures than one node fewer; use an odd number"
         );
     }
     Ok(())
@@ -290,7 +291,7 @@ impl Backend for RedLock {
     }
 
     fn open(&self, _client: u64, listener: Weak<dyn Listener>) {
-        self.shared.wakes.tell(listener);
+        self.shared.wakeups.set_listener(listener);
     }
 
     fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
@@ -303,7 +304,7 @@ impl Backend for RedLock {
             return Err(batch); // what is missing is waited for, a little
         }
         let until = Instant::now() + batch.time_left();
-        self.shared.start(batch.requests().to_vec(), until, Finish::Batch(batch));
+        self.shared.start(batch.requests().to_vec(), until, AnswerSink::Batch(batch));
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::quorum::{Ask, LEAD, Mark, SLACK, Said};
+use super::quorum::{AttemptId, LEAD, NodeReply, NodeRequest, SLACK};
 use crate::claim::Grant;
 
 /// Bugs of a node that the simulation must find.
@@ -33,7 +33,7 @@ pub(super) struct Node {
 
 #[derive(Clone, Copy, Debug)]
 struct Lease {
-    mark: Mark,
+    attempt_id: AttemptId,
     ends: u64,
 }
 
@@ -59,8 +59,8 @@ impl Node {
         self.lease.filter(|lease| lease.ends > now)
     }
 
-    pub(super) fn holder(&self, now: u64) -> Option<Mark> {
-        self.held(now).map(|lease| lease.mark)
+    pub(super) fn holder(&self, now: u64) -> Option<AttemptId> {
+        self.held(now).map(|lease| lease.attempt_id)
     }
 
     /// Whether its lease ends at about this time.
@@ -68,61 +68,62 @@ impl Node {
         self.lease.is_some_and(|lease| lease.ends.abs_diff(now) < 3_000)
     }
 
-    pub(super) fn ask(&mut self, now: u64, ask: &Ask, ttl: u64) -> Said {
+    pub(super) fn ask(&mut self, now: u64, ask: &NodeRequest, ttl: u64) -> NodeReply {
         match *ask {
-            Ask::Acquire { mark, tokens, instead_of } => {
+            NodeRequest::Acquire { attempt_id, tokens, instead_of } => {
                 if let Some(lease) = self.held(now) {
-                    if lease.mark == mark {
-                        return Said::Yes { others_wait: false, extended: false };
+                    if lease.attempt_id == attempt_id {
+                        return NodeReply::Accepted { others_wait: false, extended: false };
                     }
-                    let own = lease.mark.owner == mark.owner && lease.mark.attempt <= mark.attempt;
-                    if !own && Some(lease.mark.owner) != instead_of {
+                    let own = lease.attempt_id.owner == attempt_id.owner
+                        && lease.attempt_id.attempt <= attempt_id.attempt;
+                    if !own && Some(lease.attempt_id.owner) != instead_of {
                         return self.taken(now, lease);
                     }
                     self.lease = None;
                 }
                 if let Some(yet) = self.silent_for(now) {
-                    return Said::NotVoting { yet };
+                    return NodeReply::NotVoting { yet };
                 }
                 if let Some(refused) = self.refuses(now, tokens) {
                     return refused;
                 }
                 self.store(last_of(tokens));
-                self.lease = Some(Lease { mark, ends: now + ttl });
-                Said::Yes { others_wait: false, extended: false }
+                self.lease = Some(Lease { attempt_id, ends: now + ttl });
+                NodeReply::Accepted { others_wait: false, extended: false }
             }
-            Ask::Renew { mark, tokens, further, restore } => {
+            NodeRequest::Renew { attempt_id, tokens, further, restore } => {
                 match self.held(now) {
-                    Some(lease) if lease.mark != mark => return self.taken(now, lease),
-                    None if !restore => return Said::Nothing,
+                    Some(lease) if lease.attempt_id != attempt_id => return self.taken(now, lease),
+                    None if !restore => return NodeReply::NoLease,
                     None if self.register > last_of(tokens) => {
-                        return Said::Low { next: self.register(now) + 1 };
+                        return NodeReply::TokenTooLow { next: self.register(now) + 1 };
                     }
                     // It may have forgotten a vote for somebody else.
                     None if self.bug != Some(NodeBug::RestoresAfterRestart) => {
                         if let Some(yet) = self.silent_for(now) {
-                            return Said::NotVoting { yet };
+                            return NodeReply::NotVoting { yet };
                         }
                     }
                     _ => {}
                 }
                 let further = further.filter(|further| self.refuses(now, *further).is_none());
                 self.store(self.register.max(last_of(further.unwrap_or(tokens))));
-                self.lease = Some(Lease { mark, ends: now + ttl });
-                Said::Yes { others_wait: false, extended: further.is_some() }
+                self.lease = Some(Lease { attempt_id, ends: now + ttl });
+                NodeReply::Accepted { others_wait: false, extended: further.is_some() }
             }
-            Ask::Undo { mark } | Ask::Release { mark } => {
+            NodeRequest::Undo { attempt_id } | NodeRequest::Release { attempt_id } => {
                 let is_it = |lease: &Lease| {
-                    let later = lease.mark.attempt > mark.attempt;
-                    lease.mark.owner == mark.owner
+                    let later = lease.attempt_id.attempt > attempt_id.attempt;
+                    lease.attempt_id.owner == attempt_id.owner
                         && (!later || self.bug == Some(NodeBug::UndoIgnoresTheTry))
                 };
                 match self.held(now).filter(is_it) {
                     Some(_) => {
                         self.lease = None;
-                        Said::Yes { others_wait: false, extended: false }
+                        NodeReply::Accepted { others_wait: false, extended: false }
                     }
-                    None => Said::Nothing,
+                    None => NodeReply::NoLease,
                 }
             }
         }
@@ -141,16 +142,16 @@ impl Node {
         }
     }
 
-    fn refuses(&self, now: u64, tokens: Grant) -> Option<Said> {
+    fn refuses(&self, now: u64, tokens: Grant) -> Option<NodeReply> {
         if tokens.first <= self.register(now) {
-            return Some(Said::Low { next: self.register(now) + 1 });
+            return Some(NodeReply::TokenTooLow { next: self.register(now) + 1 });
         }
-        (last_of(tokens) > now + LEAD).then_some(Said::High)
+        (last_of(tokens) > now + LEAD).then_some(NodeReply::TokenTooHigh)
     }
 
-    fn taken(&self, now: u64, lease: Lease) -> Said {
-        Said::Taken {
-            by: lease.mark,
+    fn taken(&self, now: u64, lease: Lease) -> NodeReply {
+        NodeReply::HeldByOther {
+            by: lease.attempt_id,
             next: self.register(now) + 1,
             free_in: Duration::from_micros(lease.ends - now),
             holder: None,

@@ -15,10 +15,10 @@ use redis::Value;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::super::connection::{Link, Submitted, Then as ThenSubmitted};
+use super::super::connection::{Link, OnAnswer, Submitted};
 use super::super::notices::Notices;
 use super::super::scripts::PackedRun;
-use super::owed::Owed;
+use super::pending_releases::PendingReleases;
 use super::voter::Voter;
 use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -31,8 +31,8 @@ pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) voter: Arc<Voter>,
     pub(super) notices: Notices,
-    pub(super) owed: Mutex<Owed>,
-    /// Whether a task gives back what is owed.
+    pub(super) pending_releases: Mutex<PendingReleases>,
+    /// Whether a task sends the pending releases.
     pub(super) collecting: AtomicBool,
     line: Arc<Line>,
     sender: mpsc::UnboundedSender<Job>,
@@ -53,11 +53,11 @@ struct Line {
 
 struct Job {
     run: Arc<PackedRun>,
-    then: Then,
+    on_reply: OnReply,
 }
 
 /// What is to be done with the answer of a node.
-pub(super) struct Then {
+pub(super) struct OnReply {
     pub(super) operation: Operation,
     /// When the answer is too late.
     pub(super) until: Instant,
@@ -65,13 +65,13 @@ pub(super) struct Then {
     pub(super) done: Box<dyn FnOnce(Option<Result<Value>>) + Send>,
 }
 
-impl Then {
-    fn submitted(self) -> ThenSubmitted {
-        let Then { operation, until, done } = self;
+impl OnReply {
+    fn submitted(self) -> OnAnswer {
+        let OnReply { operation, until, done } = self;
         let done = Box::new(move |Submitted { link, live, answer, .. }: Submitted| {
             done(answer.map(|it| it.and_then(|it| link.checked(&live, operation, it))));
         });
-        ThenSubmitted { operation, until, done }
+        OnAnswer { operation, until, done }
     }
 }
 
@@ -82,7 +82,7 @@ impl Node {
             link,
             voter,
             notices,
-            owed: Mutex::default(),
+            pending_releases: Mutex::default(),
             collecting: AtomicBool::new(false),
             line: Arc::new(Line {
                 queued: AtomicUsize::new(0),
@@ -112,29 +112,29 @@ impl Node {
         &self,
         runtime: &Handle,
         run: Arc<PackedRun>,
-        then: Then,
-    ) -> std::result::Result<(), (Then, Error)> {
+        on_reply: OnReply,
+    ) -> std::result::Result<(), (OnReply, Error)> {
         if self.line.queued.load(Ordering::Acquire) == 0 {
             if let Some(live) = self.link.plain() {
-                self.link.submit_packed(live, &run, then.submitted());
+                self.link.submit_packed(live, &run, on_reply.submitted());
                 return Ok(());
             }
             if !self.link.has_connection() && self.line.tried.load(Ordering::Relaxed) {
                 self.reconnect(runtime);
-                return Err((then, self.why()));
+                return Err((on_reply, self.why()));
             }
         }
         self.line.queued.fetch_add(1, Ordering::AcqRel);
-        self.sender.send(Job { run, then }).map_err(|job| {
+        self.sender.send(Job { run, on_reply }).map_err(|job| {
             self.line.queued.fetch_sub(1, Ordering::AcqRel);
-            (job.0.then, self.why())
+            (job.0.on_reply, self.why())
         })
     }
 
     fn why(&self) -> Error {
         self.line.why.lock().clone().unwrap_or_else(|| {
             Error::new(ErrorKind::Unavailable, Operation::Connect)
-                .saying(format!("the connection to Redis at {} broke", self.link.shown()))
+                .with_message(format!("the connection to Redis at {} broke", self.link.shown()))
         })
     }
 
@@ -156,9 +156,9 @@ impl Node {
 }
 
 async fn send_line(link: Arc<Link>, line: Arc<Line>, mut jobs: mpsc::UnboundedReceiver<Job>) {
-    while let Some(Job { run, then: Then { operation, until, done } }) = jobs.recv().await {
+    while let Some(Job { run, on_reply: OnReply { operation, until, done } }) = jobs.recv().await {
         let answer = if Instant::now() >= until {
-            Some(Err(Error::new(ErrorKind::Unavailable, operation).saying(format!(
+            Some(Err(Error::new(ErrorKind::Unavailable, operation).with_message(format!(
                 "Redis at {} was too slow, so this was not sent to it in time",
                 link.shown()
             ))))

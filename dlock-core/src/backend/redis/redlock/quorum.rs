@@ -54,7 +54,7 @@ fn margin(term: Duration) -> Duration {
 
 /// How many nodes there are, and how many of them decide.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules {
+pub(super) struct QuorumSize {
     pub(super) nodes: usize,
     pub(super) majority: usize,
     #[cfg(test)]
@@ -64,9 +64,9 @@ pub(super) struct Rules {
     pub(super) counts_answers: bool,
 }
 
-impl Rules {
+impl QuorumSize {
     pub(super) fn of(nodes: usize) -> Self {
-        Rules {
+        QuorumSize {
             nodes,
             majority: nodes / 2 + 1,
             #[cfg(test)]
@@ -77,49 +77,49 @@ impl Rules {
     }
 }
 
-/// A try of an owner.
+/// Names one try of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Mark {
+pub(super) struct AttemptId {
     pub(super) owner: Owner,
     /// Rises with each try of the client.
     pub(super) attempt: u64,
 }
 
-/// What all nodes are asked in a round.
+/// The request that a round sends to all nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum NodeRequest {
     /// Vote for this try, after giving up the lease of another owner.
-    Acquire { mark: Mark, tokens: Grant, instead_of: Option<Owner> },
+    Acquire { attempt_id: AttemptId, tokens: Grant, instead_of: Option<Owner> },
     /// Prolong the lease, and let it have further tokens if nobody waits. With `restore`, a
     /// node that does not have the lease takes it again.
-    Renew { mark: Mark, tokens: Grant, further: Option<Grant>, restore: bool },
+    Renew { attempt_id: AttemptId, tokens: Grant, further: Option<Grant>, restore: bool },
     /// Take back the votes for this try and earlier ones.
-    Undo { mark: Mark },
+    Undo { attempt_id: AttemptId },
     /// The same, and the place among those who wait.
-    Release { mark: Mark },
+    Release { attempt_id: AttemptId },
 }
 
-/// What a node says.
+/// The reply of a node.
 #[derive(Clone, Debug)]
-pub(super) enum Said {
+pub(super) enum NodeReply {
     /// It voted, prolonged or released.
-    Yes { others_wait: bool, extended: bool },
-    /// There was nothing to release.
-    Nothing,
+    Accepted { others_wait: bool, extended: bool },
+    /// It does not have the lease, so there was nothing to renew or release.
+    NoLease,
     /// Somebody else has its vote.
-    Taken { by: Mark, next: u64, free_in: Duration, holder: Option<Arc<Holder>> },
+    HeldByOther { by: AttemptId, next: u64, free_in: Duration, holder: Option<Arc<Holder>> },
     /// Others wait, so the lease was given up and no vote was given.
     Yielded { next: u64 },
     /// The tokens are not above its register.
-    Low { next: u64 },
+    TokenTooLow { next: u64 },
     /// The tokens are too far ahead of its clock.
-    High,
+    TokenTooHigh,
     /// It has lost its data and does not vote yet.
     NotVoting { yet: Duration },
     /// It refused, and nothing was done.
-    Failed(Error),
+    Refused(Error),
     /// It did not answer, so the request may have been applied, or may yet be.
-    Silent(Error),
+    NoReply(Error),
 }
 
 /// What came of a round.
@@ -150,12 +150,12 @@ pub(super) enum Outcome {
 /// One request to all nodes.
 #[derive(Debug)]
 pub(super) struct Round {
-    rules: Rules,
-    pub(super) ask: Ask,
+    quorum: QuorumSize,
+    pub(super) ask: NodeRequest,
     /// The moment before it was sent.
     sent: Moment,
     ttl: Duration,
-    said: Vec<Option<Said>>,
+    replies: Vec<Option<NodeReply>>,
     /// For a release: the nodes that may have the lease.
     voted: Vec<bool>,
     decided: bool,
@@ -167,19 +167,19 @@ pub(super) struct Round {
 impl Round {
     /// A round of all nodes; `voted` are those that may have the lease.
     pub(super) fn new(
-        rules: Rules,
-        ask: Ask,
+        quorum: QuorumSize,
+        ask: NodeRequest,
         sent: Moment,
         ttl: Duration,
         voted: Vec<bool>,
     ) -> Self {
-        let said = vec![None; rules.nodes];
+        let replies = vec![None; quorum.nodes];
         Round {
-            rules,
+            quorum,
             ask,
             sent,
             ttl,
-            said,
+            replies,
             voted,
             decided: false,
             #[cfg(test)]
@@ -189,31 +189,38 @@ impl Round {
 
     /// Takes what a node says, and tells what came of the round when that decides it.
     /// Afterwards it is only remembered.
-    pub(super) fn heard(&mut self, now: Moment, node: usize, said: Said) -> Option<Outcome> {
+    pub(super) fn on_reply(
+        &mut self,
+        now: Moment,
+        node: usize,
+        reply: NodeReply,
+    ) -> Option<Outcome> {
         #[cfg(test)]
-        if let (Some(Said::Yes { .. }), Said::Yes { .. }) = (&self.said[node], &said) {
+        if let (Some(NodeReply::Accepted { .. }), NodeReply::Accepted { .. }) =
+            (&self.replies[node], &reply)
+        {
             self.repeated += 1;
         }
-        self.said[node] = Some(said);
+        self.replies[node] = Some(reply);
         if self.decided {
             return None;
         }
         let outcome = match self.ask {
-            Ask::Acquire { tokens, .. } => self.acquired(now, tokens),
-            Ask::Renew { further, .. } => self.renewed(further),
-            Ask::Undo { .. } => None,
-            Ask::Release { .. } => self.released(),
+            NodeRequest::Acquire { tokens, .. } => self.acquired(now, tokens),
+            NodeRequest::Renew { further, .. } => self.renewed(further),
+            NodeRequest::Undo { .. } => None,
+            NodeRequest::Release { .. } => self.released(),
         };
         self.decided = outcome.is_some();
         outcome
     }
 
-    pub(super) fn mark(&self) -> Mark {
+    pub(super) fn attempt_id(&self) -> AttemptId {
         match self.ask {
-            Ask::Acquire { mark, .. }
-            | Ask::Renew { mark, .. }
-            | Ask::Undo { mark }
-            | Ask::Release { mark } => mark,
+            NodeRequest::Acquire { attempt_id, .. }
+            | NodeRequest::Renew { attempt_id, .. }
+            | NodeRequest::Undo { attempt_id }
+            | NodeRequest::Release { attempt_id } => attempt_id,
         }
     }
 
@@ -225,7 +232,7 @@ impl Round {
     /// Whether the answer of a node would still matter.
     #[cfg(test)]
     pub(super) fn awaits(&self, node: usize) -> bool {
-        !self.decided && self.said[node].is_none()
+        !self.decided && self.replies[node].is_none()
     }
 
     /// Whether a node may have had the lease before this round.
@@ -235,36 +242,40 @@ impl Round {
 
     /// The nodes that may have voted.
     pub(super) fn may_have_voted(&self) -> impl Iterator<Item = usize> + '_ {
-        let may =
-            |said: &Option<Said>| matches!(said, None | Some(Said::Yes { .. } | Said::Silent(_)));
-        self.said.iter().enumerate().filter(move |(_, said)| may(said)).map(|(node, _)| node)
+        let may = |reply: &Option<NodeReply>| {
+            matches!(reply, None | Some(NodeReply::Accepted { .. } | NodeReply::NoReply(_)))
+        };
+        self.replies.iter().enumerate().filter(move |(_, reply)| may(reply)).map(|(node, _)| node)
     }
 
-    fn count(&self, is: impl Fn(&Said) -> bool) -> usize {
-        self.said.iter().flatten().filter(|said| is(said)).count()
+    fn count(&self, is: impl Fn(&NodeReply) -> bool) -> usize {
+        self.replies.iter().flatten().filter(|reply| is(reply)).count()
     }
 
     fn pending(&self) -> usize {
-        self.said.iter().filter(|said| said.is_none()).count()
+        self.replies.iter().filter(|reply| reply.is_none()).count()
     }
 
     /// How many nodes have answered a try by their vote, whomever it is for.
     fn voters(&self) -> usize {
-        self.count(|said| {
-            !matches!(said, Said::NotVoting { .. } | Said::Failed(_) | Said::Silent(_))
+        self.count(|reply| {
+            !matches!(
+                reply,
+                NodeReply::NotVoting { .. } | NodeReply::Refused(_) | NodeReply::NoReply(_)
+            )
         })
     }
 
     fn yes(&self) -> usize {
         #[cfg(test)]
-        if self.rules.counts_answers {
-            return self.repeated + self.count(|said| matches!(said, Said::Yes { .. }));
+        if self.quorum.counts_answers {
+            return self.repeated + self.count(|reply| matches!(reply, NodeReply::Accepted { .. }));
         }
-        self.count(|said| matches!(said, Said::Yes { .. }))
+        self.count(|reply| matches!(reply, NodeReply::Accepted { .. }))
     }
 
     fn acquired(&self, now: Moment, tokens: Grant) -> Option<Outcome> {
-        let majority = self.rules.majority;
+        let majority = self.quorum.majority;
         let (yes, pending) = (self.yes(), self.pending());
         if yes >= majority {
             return Some(if now < self.valid_until(now) {
@@ -289,10 +300,10 @@ impl Round {
     /// Whether a try has a rival and a majority has answered it, so that only nodes that
     /// may be stopped could still decide it.
     pub(super) fn is_divided(&self) -> bool {
-        matches!(self.ask, Ask::Acquire { .. })
+        matches!(self.ask, NodeRequest::Acquire { .. })
             && !self.decided
-            && self.voters() >= self.rules.majority
-            && self.count(|said| matches!(said, Said::Taken { .. })) > 0
+            && self.voters() >= self.quorum.majority
+            && self.count(|reply| matches!(reply, NodeReply::HeldByOther { .. })) > 0
     }
 
     /// The nodes that have not answered had their time. A try that is divided is decided
@@ -307,13 +318,15 @@ impl Round {
 
     /// What came of a try that most nodes have answered, and too few with yes.
     fn not_granted(&self, pending: usize) -> Outcome {
-        let (majority, yes) = (self.rules.majority, self.yes());
+        let (majority, yes) = (self.quorum.majority, self.yes());
         let (holder, held_by, free_in) = self.most_taken();
-        let yielded = self.count(|said| matches!(said, Said::Yielded { .. }));
+        let yielded = self.count(|reply| matches!(reply, NodeReply::Yielded { .. }));
         if held_by + yielded >= majority {
             return Outcome::Taken { holder, free_in };
         }
-        let other_tokens = self.count(|said| matches!(said, Said::Low { .. } | Said::High));
+        let other_tokens = self.count(|reply| {
+            matches!(reply, NodeReply::TokenTooLow { .. } | NodeReply::TokenTooHigh)
+        });
         if yes + pending + other_tokens >= majority {
             Outcome::Again
         } else {
@@ -324,7 +337,7 @@ impl Round {
     /// When a majority of these votes is over for its holder.
     pub(super) fn valid_until(&self, _now: Moment) -> Moment {
         #[cfg(test)]
-        if self.rules.counted_from_reply {
+        if self.quorum.counted_from_reply {
             return _now + (self.ttl - margin(self.ttl));
         }
         self.sent + (self.ttl - margin(self.ttl))
@@ -333,39 +346,45 @@ impl Round {
     /// Who has the most votes, how many, and when a majority may be free of them.
     fn most_taken(&self) -> (Option<Arc<Holder>>, usize, Option<Duration>) {
         let taken = || {
-            self.said.iter().flatten().filter_map(|said| match said {
-                Said::Taken { by, free_in, holder, .. } => Some((*by, *free_in, holder)),
+            self.replies.iter().flatten().filter_map(|reply| match reply {
+                NodeReply::HeldByOther { by, free_in, holder, .. } => Some((*by, *free_in, holder)),
                 _ => None,
             })
         };
-        let votes = |mark: Mark| taken().filter(|(by, ..)| *by == mark).count();
+        let votes = |attempt_id: AttemptId| taken().filter(|(by, ..)| *by == attempt_id).count();
         let Some((most, _, holder)) = taken().max_by_key(|(by, ..)| votes(*by)) else {
             return (None, 0, None);
         };
         // Those who do not answer and those who are free may be counted on.
         let mut ends: Vec<Duration> = taken().map(|(_, free_in, _)| free_in).collect();
         ends.sort_unstable();
-        let needed = self.rules.majority.saturating_sub(self.yes() + self.pending());
+        let needed = self.quorum.majority.saturating_sub(self.yes() + self.pending());
         let free_in = needed.checked_sub(1).and_then(|last| ends.get(last)).copied();
         (holder.clone(), votes(most), free_in)
     }
 
     fn renewed(&self, further: Option<Grant>) -> Option<Outcome> {
-        let majority = self.rules.majority;
+        let majority = self.quorum.majority;
         let (yes, pending) = (self.yes(), self.pending());
-        let refused = self
-            .count(|said| matches!(said, Said::Taken { .. } | Said::Low { .. } | Said::Nothing));
+        let refused = self.count(|reply| {
+            matches!(
+                reply,
+                NodeReply::HeldByOther { .. } | NodeReply::TokenTooLow { .. } | NodeReply::NoLease
+            )
+        });
         if yes >= majority {
-            let extended = self.count(|said| matches!(said, Said::Yes { extended: true, .. }));
+            let extended =
+                self.count(|reply| matches!(reply, NodeReply::Accepted { extended: true, .. }));
             if let Some(grant) = further
                 && extended >= majority
             {
                 return Some(Outcome::Extended(grant));
             }
-            let waits = self.count(|said| matches!(said, Said::Yes { others_wait: true, .. }));
+            let waits =
+                self.count(|reply| matches!(reply, NodeReply::Accepted { others_wait: true, .. }));
             return Some(Outcome::Held { others_wait: waits > 0 });
         }
-        if refused > self.rules.nodes - majority {
+        if refused > self.quorum.nodes - majority {
             return Some(Outcome::Lost);
         }
         (yes + pending < majority).then(|| Outcome::NoMajority(self.no_majority(Operation::Renew)))
@@ -375,13 +394,14 @@ impl Round {
     /// for others, and what the rest may have is given back behind it. Nodes that do not
     /// answer and have voted count as if they had the lease still, so nobody waits for them.
     fn released(&self) -> Option<Outcome> {
-        let majority = self.rules.majority;
-        let may_have = |(said, voted): &(&Option<Said>, &bool)| {
-            **voted && matches!(said, None | Some(Said::Silent(_) | Said::Failed(_)))
+        let majority = self.quorum.majority;
+        let may_have = |(reply, voted): &(&Option<NodeReply>, &bool)| {
+            **voted && matches!(reply, None | Some(NodeReply::NoReply(_) | NodeReply::Refused(_)))
         };
-        let others = self.said.iter().zip(&self.voted).filter(may_have).count();
+        let others = self.replies.iter().zip(&self.voted).filter(may_have).count();
         let held = self.yes() + others >= majority;
-        let answered = self.count(|said| matches!(said, Said::Yes { .. } | Said::Nothing));
+        let answered =
+            self.count(|reply| matches!(reply, NodeReply::Accepted { .. } | NodeReply::NoLease));
         if answered >= majority || self.pending() == 0 && !held {
             return Some(Outcome::Released(if held {
                 ReleaseOutcome::Released
@@ -394,23 +414,23 @@ impl Round {
 
     /// A majority voted, but when the ttl was over.
     fn too_late(&self) -> Error {
-        Error::new(ErrorKind::Unavailable, Operation::Acquire).saying(format!(
+        Error::new(ErrorKind::Unavailable, Operation::Acquire).with_message(format!(
             "{} of {} nodes must agree; they did, but only after the ttl of {} had passed; use a longer ttl, or find out why the nodes are so slow",
-            self.rules.majority,
-            self.rules.nodes,
+            self.quorum.majority,
+            self.quorum.nodes,
             humantime::format_duration(self.ttl)
         ))
     }
 
     /// Why too few nodes agree.
     fn no_majority(&self, operation: Operation) -> Error {
-        let (nodes, majority) = (self.rules.nodes, self.rules.majority);
+        let (nodes, majority) = (self.quorum.nodes, self.quorum.majority);
         let mut errors: Vec<&Error> = Vec::new();
         let (mut not_voting, mut longest) = (0, Duration::ZERO);
-        for said in self.said.iter().flatten() {
-            match said {
-                Said::Failed(error) | Said::Silent(error) => errors.push(error),
-                Said::NotVoting { yet } => {
+        for reply in self.replies.iter().flatten() {
+            match reply {
+                NodeReply::Refused(error) | NodeReply::NoReply(error) => errors.push(error),
+                NodeReply::NotVoting { yet } => {
                     not_voting += 1;
                     longest = longest.max(*yet);
                 }
@@ -435,10 +455,10 @@ impl Round {
         }
         if not_voting > 0 {
             what += &format!(
-                "; {not_voting} were started or emptied and vote again in {} s, when every lock that they have forgotten is over (for new nodes `dlock schema` saves that time)",
+                "; {not_voting} nodes restarted or lost their data and will vote again in {} s, when the locks that they lost have expired (for new nodes, run `dlock schema` to skip this)",
                 longest.as_secs() + 1
             );
         }
-        Error::new(kind, operation).saying(what)
+        Error::new(kind, operation).with_message(what)
     }
 }

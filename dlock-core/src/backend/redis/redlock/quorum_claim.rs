@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::quorum::{Ask, Mark, Outcome, Round, Rules, Said};
+use super::quorum::{AttemptId, NodeReply, NodeRequest, Outcome, QuorumSize, Round};
 use crate::claim::{Claim, Grant, Owner};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation};
@@ -15,7 +15,7 @@ const EVERY_TRY: u64 = 9_999_999_999_999_999;
 /// A claim at the nodes, for as long as a node may know it.
 #[derive(Debug)]
 pub(super) struct QuorumClaim {
-    rules: Rules,
+    quorum: QuorumSize,
     owner: Owner,
     attempt: u64,
     /// The tokens that a majority voted for, unless they were lost.
@@ -36,9 +36,9 @@ pub(super) struct QuorumClaim {
 
 impl QuorumClaim {
     /// A claim whose tokens start at `next` or later.
-    pub(super) fn new(rules: Rules, owner: Owner, next: u64) -> Self {
+    pub(super) fn new(quorum: QuorumSize, owner: Owner, next: u64) -> Self {
         QuorumClaim {
-            rules,
+            quorum,
             owner,
             attempt: 0,
             grant: None,
@@ -46,18 +46,18 @@ impl QuorumClaim {
             proposals: 0,
             splits: 0,
             woken: None,
-            voted: vec![false; rules.nodes],
-            doubt: vec![false; rules.nodes],
+            voted: vec![false; quorum.nodes],
+            doubt: vec![false; quorum.nodes],
         }
     }
 
-    fn mark(&self) -> Mark {
-        Mark { owner: self.owner, attempt: self.attempt }
+    fn attempt_id(&self) -> AttemptId {
+        AttemptId { owner: self.owner, attempt: self.attempt }
     }
 
-    fn round(&self, ask: Ask, sent: Moment, ttl: Duration) -> Round {
+    fn round(&self, ask: NodeRequest, sent: Moment, ttl: Duration) -> Round {
         let voted = self.voted.iter().zip(&self.doubt).map(|(voted, doubt)| *voted || *doubt);
-        Round::new(self.rules, ask, sent, ttl, voted.collect())
+        Round::new(self.quorum, ask, sent, ttl, voted.collect())
     }
 
     /// The first token after those that this claim was given.
@@ -86,14 +86,18 @@ impl QuorumClaim {
     ) -> Round {
         if let Some(tokens) = self.grant {
             // Nothing is restored: others may have had the lock since.
-            let mark = self.mark();
-            let ask = Ask::Renew { mark, tokens, further: None, restore: false };
+            let attempt_id = self.attempt_id();
+            let ask = NodeRequest::Renew { attempt_id, tokens, further: None, restore: false };
             return self.round(ask, now, claim.ttl);
         }
         self.attempt = attempt;
         let tokens = self.propose(clock, claim.tokens);
         self.next = self.next.max(tokens.first);
-        let ask = Ask::Acquire { mark: self.mark(), tokens, instead_of: claim.instead_of };
+        let ask = NodeRequest::Acquire {
+            attempt_id: self.attempt_id(),
+            tokens,
+            instead_of: claim.instead_of,
+        };
         self.round(ask, now, claim.ttl)
     }
 
@@ -106,44 +110,58 @@ impl QuorumClaim {
         if let Some(further) = further {
             self.next = end_of(further); // proposed once
         }
-        let ask = Ask::Renew { mark: self.mark(), tokens, further, restore: true };
+        let ask =
+            NodeRequest::Renew { attempt_id: self.attempt_id(), tokens, further, restore: true };
         Some(self.round(ask, now, claim.ttl))
     }
 
     /// Gives everything back.
     pub(super) fn release(&mut self, now: Moment, ttl: Duration) -> Round {
-        self.round(Ask::Release { mark: self.mark() }, now, ttl)
+        self.round(NodeRequest::Release { attempt_id: self.attempt_id() }, now, ttl)
     }
 
     /// The claim of an owner that is not known here: whatever it has is given back.
-    pub(super) fn unknown(rules: Rules, owner: Owner) -> Self {
-        let mut claim = Self::new(rules, owner, 0);
+    pub(super) fn unknown(quorum: QuorumSize, owner: Owner) -> Self {
+        let mut claim = Self::new(quorum, owner, 0);
         claim.attempt = EVERY_TRY;
         claim.voted.fill(true);
         claim
     }
 
     /// A round that was not planned here, of a claim that is over.
-    pub(super) fn round_of(&self, ask: Ask, ttl: Duration) -> Round {
+    pub(super) fn round_of(&self, ask: NodeRequest, ttl: Duration) -> Round {
         self.round(ask, Moment::default(), ttl)
     }
 
     /// Learns from what a node said, decided or not.
-    pub(super) fn learn(&mut self, round: &Round, node: usize, said: &Said) {
-        match said {
-            Said::Taken { next, .. } | Said::Yielded { next } | Said::Low { next } => {
+    pub(super) fn learn(&mut self, round: &Round, node: usize, reply: &NodeReply) {
+        match reply {
+            NodeReply::HeldByOther { next, .. }
+            | NodeReply::Yielded { next }
+            | NodeReply::TokenTooLow { next } => {
                 self.next = self.next.max(*next);
             }
-            Said::Silent(_) => self.doubt[node] = true,
+            NodeReply::NoReply(_) => self.doubt[node] = true,
             _ => {}
         }
-        if round.mark() == self.mark() {
-            match (&round.ask, said) {
-                (Ask::Acquire { .. } | Ask::Renew { .. }, Said::Yes { .. }) => {
+        if round.attempt_id() == self.attempt_id() {
+            match (&round.ask, reply) {
+                (
+                    NodeRequest::Acquire { .. } | NodeRequest::Renew { .. },
+                    NodeReply::Accepted { .. },
+                ) => {
                     self.voted[node] = true;
                 }
-                (Ask::Renew { .. }, Said::Taken { .. } | Said::Low { .. } | Said::Nothing)
-                | (Ask::Undo { .. } | Ask::Release { .. }, Said::Yes { .. } | Said::Nothing) => {
+                (
+                    NodeRequest::Renew { .. },
+                    NodeReply::HeldByOther { .. }
+                    | NodeReply::TokenTooLow { .. }
+                    | NodeReply::NoLease,
+                )
+                | (
+                    NodeRequest::Undo { .. } | NodeRequest::Release { .. },
+                    NodeReply::Accepted { .. } | NodeReply::NoLease,
+                ) => {
                     self.voted[node] = false;
                 }
                 _ => {}
@@ -154,37 +172,40 @@ impl QuorumClaim {
     /// Acts on what came of a round of this claim, and returns what its caller is told:
     /// [`Outcome::Again`] only if another try may help.
     pub(super) fn settle(&mut self, round: &Round, outcome: Outcome) -> Outcome {
-        if round.mark() != self.mark() {
+        if round.attempt_id() != self.attempt_id() {
             return outcome;
         }
         match (&round.ask, outcome) {
-            (Ask::Acquire { .. }, Outcome::Granted(grant)) => {
+            (NodeRequest::Acquire { .. }, Outcome::Granted(grant)) => {
                 (self.proposals, self.splits) = (0, 0);
                 self.grant = Some(grant);
                 self.next = self.next.max(end_of(grant));
                 Outcome::Granted(grant)
             }
-            (Ask::Acquire { .. }, Outcome::Again) => {
+            (NodeRequest::Acquire { .. }, Outcome::Again) => {
                 self.proposals += 1;
                 if self.proposals < PROPOSALS {
                     return Outcome::Again;
                 }
                 self.proposals = 0;
-                Outcome::NoMajority(Error::new(ErrorKind::Unavailable, Operation::Acquire).saying(
+                Outcome::NoMajority(Error::new(ErrorKind::Unavailable, Operation::Acquire).with_message(
                     "the clocks of the nodes differ by more than 4 s, so they do not agree on a token; synchronize them",
                 ))
             }
-            (Ask::Acquire { .. }, outcome @ (Outcome::Taken { .. } | Outcome::Split { .. })) => {
+            (
+                NodeRequest::Acquire { .. },
+                outcome @ (Outcome::Taken { .. } | Outcome::Split { .. }),
+            ) => {
                 self.voted.fill(false); // they are taken back
                 let split = matches!(outcome, Outcome::Split { .. });
                 self.splits = if split { self.splits + 1 } else { 0 };
                 outcome
             }
-            (Ask::Renew { .. }, Outcome::Extended(grant)) => {
+            (NodeRequest::Renew { .. }, Outcome::Extended(grant)) => {
                 self.grant = Some(grant);
                 Outcome::Extended(grant)
             }
-            (Ask::Renew { .. }, Outcome::Lost) => {
+            (NodeRequest::Renew { .. }, Outcome::Lost) => {
                 self.grant = None;
                 Outcome::Lost
             }

@@ -20,7 +20,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use self::events::{DriftingClock, Event, Queued};
 use super::model::{Node, NodeBug};
-use super::quorum::{Ask, Outcome, Round, Rules, Said, silence};
+use super::quorum::{NodeReply, NodeRequest, Outcome, QuorumSize, Round, silence};
 use super::quorum_claim::QuorumClaim;
 use crate::claim::{Claim, Grant, Holder, Mode, Owner};
 use crate::clock::Moment;
@@ -83,7 +83,7 @@ struct Simulation {
     queue: BinaryHeap<Reverse<Queued>>,
     nodes: Vec<SimNode>,
     clients: Vec<Client>,
-    rules: Rules,
+    quorum: QuorumSize,
     next_round: u64,
     calm: bool,
     /// The last token of the last grant.
@@ -112,18 +112,18 @@ impl Simulation {
     fn new(seed: u64, planted: Planted) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let count = if random.random_bool(0.3) { 3 } else { 5 };
-        let mut rules = Rules::of(count);
+        let mut quorum = QuorumSize::of(count);
         let node_bug = match planted {
             Planted::HalfIsEnough => {
-                rules.majority = count / 2;
+                quorum.majority = count / 2;
                 None
             }
             Planted::CountedFromReply => {
-                rules.counted_from_reply = true;
+                quorum.counted_from_reply = true;
                 None
             }
             Planted::CountsAnswers => {
-                rules.counts_answers = true;
+                quorum.counts_answers = true;
                 None
             }
             Planted::Node(bug) => Some(bug),
@@ -141,7 +141,7 @@ impl Simulation {
             let request = claim(&mut random);
             Client {
                 clock: DriftingClock::new(&mut random, 0),
-                claim: QuorumClaim::new(rules, request.owner, 0),
+                claim: QuorumClaim::new(quorum, request.owner, 0),
                 request,
                 offset: EPOCH,
                 rounds: Vec::new(),
@@ -159,7 +159,7 @@ impl Simulation {
             queue: BinaryHeap::new(),
             nodes,
             clients,
-            rules,
+            quorum,
             next_round: 0,
             calm: false,
             last_token: 0,
@@ -217,7 +217,7 @@ impl Simulation {
         self.at(self.now + timeout, Event::TimesOut { client, round: number });
     }
 
-    fn send(&mut self, client: usize, node: usize, round: u64, ask: Ask) {
+    fn send(&mut self, client: usize, node: usize, round: u64, ask: NodeRequest) {
         let boot = self.nodes[node].boot;
         let copies = if !self.calm && self.random.random_bool(0.02) { 2 } else { 1 };
         for _ in 0..copies {
@@ -240,12 +240,12 @@ impl Simulation {
                 Event::Arrives { client, node, boot, round, ask } => {
                     self.arrives(client, node, boot, round, ask);
                 }
-                Event::Answers { client, node, round, said } => {
+                Event::Answers { client, node, round, reply } => {
                     if self.now < self.clients[client].paused_until {
                         let at = self.clients[client].paused_until;
-                        self.at(at, Event::Answers { client, node, round, said });
+                        self.at(at, Event::Answers { client, node, round, reply });
                     } else {
-                        self.answers(client, node, round, said);
+                        self.answers(client, node, round, reply);
                     }
                 }
                 Event::TimesOut { client, round } => {
@@ -269,7 +269,7 @@ impl Simulation {
         }
     }
 
-    fn arrives(&mut self, client: usize, node: usize, boot: u32, round: u64, ask: Ask) {
+    fn arrives(&mut self, client: usize, node: usize, boot: u32, round: u64, ask: NodeRequest) {
         let here = &mut self.nodes[node];
         if boot != here.boot {
             return; // its connection is gone
@@ -280,28 +280,31 @@ impl Simulation {
         }
         let clock = here.clock.at(self.now);
         let had = here.node.holder(clock);
-        let said = here.node.ask(clock, &ask, u64::try_from(TTL.as_micros()).unwrap());
-        if matches!(ask, Ask::Renew { .. }) && had.is_none() && matches!(said, Said::Yes { .. }) {
+        let reply = here.node.ask(clock, &ask, u64::try_from(TTL.as_micros()).unwrap());
+        if matches!(ask, NodeRequest::Renew { .. })
+            && had.is_none()
+            && matches!(reply, NodeReply::Accepted { .. })
+        {
             self.restored += 1;
         }
         if !self.is_lost() {
             let at = self.now + self.delay();
-            self.at(at, Event::Answers { client, node, round, said });
+            self.at(at, Event::Answers { client, node, round, reply });
         }
     }
 
-    fn answers(&mut self, client: usize, node: usize, number: u64, said: Said) {
+    fn answers(&mut self, client: usize, node: usize, number: u64, reply: NodeReply) {
         let now = self.local(client);
         let it = &mut self.clients[client];
         let Some((_, round)) = it.rounds.iter_mut().find(|(known, _)| *known == number) else {
             return;
         };
-        if let Said::High | Said::Low { .. } = said {
+        if let NodeReply::TokenTooHigh | NodeReply::TokenTooLow { .. } = reply {
             let clock = self.nodes[node].clock.at(self.now);
             it.offset = clock - it.clock.at(self.now);
         }
-        it.claim.learn(round, node, &said);
-        let mut outcome = round.heard(now, node, said);
+        it.claim.learn(round, node, &reply);
+        let mut outcome = round.on_reply(now, node, reply);
         if outcome.is_none() && self.random.random_bool(0.2) {
             outcome = round.decide_divided();
         }
@@ -311,8 +314,11 @@ impl Simulation {
     }
 
     fn times_out(&mut self, client: usize, number: u64) {
-        let silent =
-            || Said::Silent(Error::new(ErrorKind::Unknown, Operation::Acquire).saying("no answer"));
+        let silent = || {
+            NodeReply::NoReply(
+                Error::new(ErrorKind::Unknown, Operation::Acquire).with_message("no answer"),
+            )
+        };
         for node in 0..self.nodes.len() {
             let it = &mut self.clients[client];
             let open =
@@ -329,18 +335,18 @@ impl Simulation {
         let it = &mut self.clients[client];
         let place = it.rounds.iter().position(|(known, _)| *known == number).unwrap();
         let round = &it.rounds[place].1;
-        let (mark, ask, valid) = (round.mark(), round.ask, round.valid_until(now));
+        let (attempt_id, ask, valid) = (round.attempt_id(), round.ask, round.valid_until(now));
         match (ask, outcome) {
-            (Ask::Acquire { .. }, Outcome::Granted(tokens)) => {
+            (NodeRequest::Acquire { .. }, Outcome::Granted(tokens)) => {
                 it.held = Some(Held { from: self.now, deadline: valid, tokens, until: u64::MAX });
                 self.granted(client, tokens);
                 self.plan(client);
             }
-            (Ask::Acquire { .. }, Outcome::Again) => self.acquire(client),
-            (Ask::Acquire { .. }, outcome) => {
+            (NodeRequest::Acquire { .. }, Outcome::Again) => self.acquire(client),
+            (NodeRequest::Acquire { .. }, outcome) => {
                 let voted: Vec<usize> = round.may_have_voted().collect();
                 for node in voted {
-                    self.send(client, node, u64::MAX, Ask::Undo { mark });
+                    self.send(client, node, u64::MAX, NodeRequest::Undo { attempt_id });
                 }
                 let pause = match outcome {
                     Outcome::Split { .. } => 20_000,
@@ -348,7 +354,7 @@ impl Simulation {
                 };
                 self.act_in(client, pause);
             }
-            (Ask::Renew { .. }, outcome) => {
+            (NodeRequest::Renew { .. }, outcome) => {
                 let Some(held) = &mut it.held else { return };
                 if now >= held.deadline {
                     return self.lost(client);
@@ -368,12 +374,12 @@ impl Simulation {
                     _ => self.act_in(client, 80_000),
                 }
             }
-            (Ask::Release { .. }, _) => {
+            (NodeRequest::Release { .. }, _) => {
                 let request = claim(&mut self.random);
                 let it = &mut self.clients[client];
                 let next = it.claim.tokens_end();
                 it.claim = QuorumClaim::new(
-                    self.rules,
+                    self.quorum,
                     request.owner,
                     if self.random.random_bool(0.5) { next } else { 0 },
                 );
@@ -381,7 +387,7 @@ impl Simulation {
                 let pause = self.random.random_range(1_000..300_000);
                 self.act_in(client, pause);
             }
-            (Ask::Undo { .. }, _) => {}
+            (NodeRequest::Undo { .. }, _) => {}
         }
     }
 

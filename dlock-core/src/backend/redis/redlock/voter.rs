@@ -20,15 +20,15 @@ const UNKNOWN: i64 = i64::MIN;
 
 /// The nodes of one quorum by their run ids, so that none is counted twice.
 #[derive(Default)]
-pub(in super::super) struct Roll(Mutex<Vec<(usize, String, String)>>);
+pub(in super::super) struct KnownNodes(Mutex<Vec<(usize, String, String)>>);
 
-impl Roll {
+impl KnownNodes {
     /// Remembers a node; the name of another node that is the same server.
     fn enter(&self, place: usize, run_id: &str, shown: &str) -> Option<String> {
-        let mut roll = self.0.lock();
-        roll.retain(|(known, ..)| *known != place);
-        let twin = roll.iter().find(|(_, known, _)| known == run_id).map(|it| it.2.clone());
-        roll.push((place, run_id.to_owned(), shown.to_owned()));
+        let mut known_nodes = self.0.lock();
+        known_nodes.retain(|(known, ..)| *known != place);
+        let twin = known_nodes.iter().find(|(_, known, _)| known == run_id).map(|it| it.2.clone());
+        known_nodes.push((place, run_id.to_owned(), shown.to_owned()));
         twin
     }
 }
@@ -36,7 +36,7 @@ impl Roll {
 /// A node, as it is met.
 pub(in super::super) struct Voter {
     place: usize,
-    roll: Arc<Roll>,
+    known_nodes: Arc<KnownNodes>,
     marker: String,
     longest: Duration,
     /// Whether a node without a marker is new for sure, and may vote at once.
@@ -46,7 +46,7 @@ pub(in super::super) struct Voter {
 }
 
 /// What a node says of itself.
-pub(super) struct Met {
+pub(super) struct NodeHello {
     run_id: String,
     clock: u64,
     since: u64,
@@ -56,12 +56,12 @@ pub(super) struct Met {
 impl Voter {
     pub(super) fn new(
         place: usize,
-        roll: Arc<Roll>,
+        known_nodes: Arc<KnownNodes>,
         marker: String,
         longest: Duration,
         new: bool,
     ) -> Self {
-        Voter { place, roll, marker, longest, new, offset: AtomicI64::new(UNKNOWN) }
+        Voter { place, known_nodes, marker, longest, new, offset: AtomicI64::new(UNKNOWN) }
     }
 
     /// What a node is asked when it is met.
@@ -73,26 +73,31 @@ impl Voter {
     }
 
     /// Meets the node, before anything else is sent on a connection.
-    pub(in super::super) async fn greet(&self, connection: &Connection, shown: &str) -> Result<()> {
+    pub(in super::super) async fn handshake(
+        &self,
+        connection: &Connection,
+        shown: &str,
+    ) -> Result<()> {
         let answer = connection.send(&self.hello().by_text()).await;
         let answer = answer.map_err(|error| errors::unanswered(Operation::Connect, &error))?;
         if let Value::ServerError(error) = &answer {
             return Err(errors::refused(Operation::Connect, error));
         }
-        let met = Met::read(answer).ok_or_else(|| errors::unreadable(Operation::Connect))?;
-        if let Some(twin) = self.roll.enter(self.place, &met.run_id, shown) {
+        let hello =
+            NodeHello::read(answer).ok_or_else(|| errors::unreadable(Operation::Connect))?;
+        if let Some(twin) = self.known_nodes.enter(self.place, &hello.run_id, shown) {
             return Err(fault(format!(
                 "{shown} and {twin} are the same server, which would have two votes; name each node of the quorum once"
             )));
         }
-        if met.longest != self.longest {
+        if hello.longest != self.longest {
             return Err(fault(format!(
                 "the longest ttl is {} at {shown}, and {} here; set `max_ttl` to the same value in all programs (docs/redis.md says how to change it at the nodes)",
-                humantime::format_duration(met.longest),
+                humantime::format_duration(hello.longest),
                 humantime::format_duration(self.longest)
             )));
         }
-        self.shows(met.clock);
+        self.shows(hello.clock);
         Ok(())
     }
 
@@ -108,22 +113,22 @@ impl Voter {
     }
 
     /// How long a node that says this of itself does not vote yet.
-    pub(super) fn silent_for(&self, met: &Met) -> Option<Duration> {
-        let votes_from = met.since + codec::micros(silence(self.longest));
-        let left = votes_from.saturating_sub(met.clock);
+    pub(super) fn silent_for(&self, hello: &NodeHello) -> Option<Duration> {
+        let votes_from = hello.since + codec::micros(silence(self.longest));
+        let left = votes_from.saturating_sub(hello.clock);
         (left > 0).then(|| Duration::from_micros(left))
     }
 }
 
-impl Met {
+impl NodeHello {
     pub(super) fn read(answer: Value) -> Option<Self> {
         let words: Vec<String> = redis::from_redis_value(answer).ok()?;
         let [run_id, clock, since, longest] = <[String; 4]>::try_from(words).ok()?;
         let longest = Duration::from_millis(longest.parse().ok()?);
-        Some(Met { run_id, clock: clock.parse().ok()?, since: since.parse().ok()?, longest })
+        Some(NodeHello { run_id, clock: clock.parse().ok()?, since: since.parse().ok()?, longest })
     }
 }
 
 fn fault(what: String) -> Error {
-    Error::new(ErrorKind::Config, Operation::Connect).saying(what)
+    Error::new(ErrorKind::Config, Operation::Connect).with_message(what)
 }

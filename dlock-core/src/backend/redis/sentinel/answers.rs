@@ -52,8 +52,8 @@ pub(super) fn decide(
     let best = primaries().rev().max_by_key(|primary| (primary.epoch, supporters(primary)));
     let Some(best) = best else { return Err(nobody(name, sentinels, answers)) };
     if best.epoch < seen && primaries().count() <= sentinels / 2 {
-        return Err(Error::new(ErrorKind::Unavailable, Operation::Connect).saying(format!(
-            "the Sentinels that can be reached name a primary `{name}` from before the last failover; check that this machine reaches the others"
+        return Err(Error::new(ErrorKind::Unavailable, Operation::Connect).with_message(format!(
+            "the reachable Sentinels name an outdated primary for `{name}` (older than the last failover); check that this machine can reach the other Sentinels"
         )));
     }
     for (shown, answer) in answers {
@@ -71,7 +71,8 @@ pub(super) fn decide(
 /// Why nobody named a primary: first what the user must change.
 fn nobody(name: &str, sentinels: usize, answers: &[(String, Answer)]) -> Error {
     let find = |wanted: fn(&Answer) -> bool| answers.iter().find(|(_, answer)| wanted(answer));
-    let config = |what: String| Error::new(ErrorKind::Config, Operation::Connect).saying(what);
+    let config =
+        |what: String| Error::new(ErrorKind::Config, Operation::Connect).with_message(what);
     if let Some((shown, Answer::Unknown { known })) =
         find(|answer| matches!(answer, Answer::Unknown { .. }))
     {
@@ -91,7 +92,7 @@ fn nobody(name: &str, sentinels: usize, answers: &[(String, Answer)]) -> Error {
     if let Some((shown, _)) =
         find(|answer| matches!(answer, Answer::Failed(error) if error.kind() == ErrorKind::Denied))
     {
-        return Error::new(ErrorKind::Denied, Operation::Connect).saying(format!(
+        return Error::new(ErrorKind::Denied, Operation::Connect).with_message(format!(
             "the Sentinel at {shown} refuses this user or password; set `sentinel.user` and `sentinel.password_file`, which are not those of the servers"
         ));
     }
@@ -99,7 +100,7 @@ fn nobody(name: &str, sentinels: usize, answers: &[(String, Answer)]) -> Error {
         Answer::Failed(error) => Some(format!("{shown}: {error}")),
         _ => None,
     });
-    Error::new(ErrorKind::Unavailable, Operation::Connect).saying(format!(
+    Error::new(ErrorKind::Unavailable, Operation::Connect).with_message(format!(
         "none of the {sentinels} Sentinels answers ({})",
         why.unwrap_or_else(|| "no answer in time".to_owned())
     ))
@@ -203,7 +204,7 @@ mod tests {
     fn a_lone_voice_from_the_past_is_not_believed() {
         let error = decided(5, &[primary(1, 4)]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(error.to_string().contains("before the last failover"), "{error}");
+        assert!(error.to_string().contains("older than the last failover"), "{error}");
         assert_eq!(decided(5, &[primary(1, 5)]).unwrap(), 1);
         // Set up anew: most of them say so.
         assert_eq!(decided(5, &[primary(1, 0), primary(1, 0)]).unwrap(), 1);

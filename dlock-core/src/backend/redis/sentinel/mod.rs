@@ -90,7 +90,7 @@ impl Sentinels {
                 Answer::Primary(primary) => {
                     let named = format!("{}:{}", primary.host, primary.port);
                     (believed.as_ref() != Some(&named))
-                        .then(|| format!("it takes {named} for the primary"))
+                        .then(|| format!("it says that {named} is the primary"))
                 }
                 Answer::Unknown { .. } => Some(format!("it knows no primary `{}`", self.name)),
                 Answer::NotASentinel => Some("it is not a Sentinel".to_owned()),
@@ -148,7 +148,7 @@ impl Sentinels {
         if unreachable.kind() != ErrorKind::Unavailable {
             return unreachable;
         }
-        Error::new(ErrorKind::Unavailable, Operation::Connect).saying(format!(
+        Error::new(ErrorKind::Unavailable, Operation::Connect).with_message(format!(
             "cannot reach {address}, where the Sentinels say that the primary `{}` is ({}); if this address is wrong for this machine, set `replica-announce-ip` on the servers and `sentinel announce-ip` on the Sentinels",
             self.name,
             if error.is_io_error() { error.to_string() } else { error.category().to_owned() },
@@ -179,11 +179,11 @@ async fn ask(client: &Client, name: &str, shown: &str) -> Answer {
     state.arg("MASTER").arg(name);
     let mut address = cmd("SENTINEL");
     address.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-    let mut said = async |command: &redis::Cmd| {
+    let mut reply_to = async |command: &redis::Cmd| {
         let answer = connection.send_packed_command(command).await;
         answer.map_err(|error| errors::unanswered(Operation::Connect, &error))
     };
-    let (state, address) = match (said(&state).await, said(&address).await) {
+    let (state, address) = match (reply_to(&state).await, reply_to(&address).await) {
         (Ok(state), Ok(address)) => (state, address),
         (Err(error), _) | (_, Err(error)) => return Answer::Failed(error),
     };
@@ -191,7 +191,7 @@ async fn ask(client: &Client, name: &str, shown: &str) -> Answer {
         Answer::Unknown { .. } => {
             let mut all = cmd("SENTINEL");
             all.arg("MASTERS");
-            Answer::Unknown { known: named(&said(&all).await.unwrap_or(Value::Nil)) }
+            Answer::Unknown { known: named(&reply_to(&all).await.unwrap_or(Value::Nil)) }
         }
         answer => answer,
     }

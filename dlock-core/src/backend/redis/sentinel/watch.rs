@@ -27,19 +27,19 @@ pub(in crate::backend::redis) async fn watch(
     sentinels: Arc<Sentinels>,
     mut switched: impl FnMut(),
 ) {
-    let (tell, mut told) = unbounded_channel();
+    let (sender, mut switches) = unbounded_channel();
     let mut tasks = tokio::task::JoinSet::new(); // aborted when this future is dropped
     for place in 0..sentinels.sentinels.len() {
-        let (sentinels, tell) = (sentinels.clone(), tell.clone());
+        let (sentinels, sender) = (sentinels.clone(), sender.clone());
         tasks.spawn(async move {
             let endpoint = &sentinels.sentinels[place];
             loop {
-                let _ = listen(endpoint, &sentinels, &tell).await;
+                let _ = listen(endpoint, &sentinels, &sender).await;
                 tokio::time::sleep(PAUSE).await;
             }
         });
     }
-    while let Some((host, port)) = told.recv().await {
+    while let Some((host, port)) = switches.recv().await {
         if sentinels.is_elsewhere(&host, port) {
             tracing::info!(target: "dlock::redis", host, port, "another server is the primary");
             switched();
@@ -51,7 +51,7 @@ pub(in crate::backend::redis) async fn watch(
 async fn listen(
     endpoint: &Endpoint,
     sentinels: &Sentinels,
-    tell: &UnboundedSender<(String, u16)>,
+    sender: &UnboundedSender<(String, u16)>,
 ) -> Option<()> {
     let client = endpoint.client().await.ok()?;
     let subscribing = async {
@@ -66,7 +66,7 @@ async fn listen(
     if let Answer::Primary(primary) = asked
         && sentinels.is_newer(&primary)
     {
-        tell.send((primary.host, primary.port)).ok()?;
+        sender.send((primary.host, primary.port)).ok()?;
     }
     let mut probe = tokio::time::interval(PROBE);
     probe.reset();
@@ -76,7 +76,7 @@ async fn listen(
                 let message = message?;
                 let text = std::str::from_utf8(message.get_payload_bytes()).unwrap_or("");
                 if let Some(primary) = switched_to(text, &sentinels.name) {
-                    tell.send(primary).ok()?;
+                    sender.send(primary).ok()?;
                 }
             }
             _ = probe.tick() => {

@@ -3,7 +3,7 @@
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 
-use super::super::quorum::{Ask, Said};
+use super::super::quorum::{NodeReply, NodeRequest};
 
 /// A clock that is apart from the others and runs at its own rate.
 #[derive(Clone, Copy)]
@@ -50,13 +50,13 @@ pub(super) enum Event {
         node: usize,
         boot: u32,
         round: u64,
-        ask: Ask,
+        ask: NodeRequest,
     },
     Answers {
         client: usize,
         node: usize,
         round: u64,
-        said: Said,
+        reply: NodeReply,
     },
     TimesOut {
         client: usize,

@@ -22,27 +22,27 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What the nodes said to those who wait.
 #[derive(Default)]
-pub(super) struct Wakes {
+pub(super) struct Wakeups {
     listener: OnceLock<Weak<dyn Listener>>,
-    /// What an owner was told.
-    told: Mutex<HashMap<Owner, Told>>,
+    /// The wake-ups of an owner that have come so far.
+    pending: Mutex<HashMap<Owner, Wakeup>>,
     /// One for each node; they live as long as the backend.
-    ears: OnceLock<Vec<Arc<dyn Listener>>>,
+    listeners: OnceLock<Vec<Arc<dyn Listener>>>,
     listened: AtomicBool,
 }
 
-impl Wakes {
-    pub(super) fn tell(&self, listener: Weak<dyn Listener>) {
+impl Wakeups {
+    pub(super) fn set_listener(&self, listener: Weak<dyn Listener>) {
         let _ = self.listener.set(listener);
     }
 
     /// The time for the other nodes to tell the same is over.
     fn end(&self, key: &Key, owner: Owner, number: u64) {
         let passed_on = {
-            let mut told = self.told.lock();
-            match told.get(&owner) {
+            let mut pending = self.pending.lock();
+            match pending.get(&owner) {
                 Some(it) if it.number == number => {
-                    told.remove(&owner).is_some_and(|it| it.passed_on)
+                    pending.remove(&owner).is_some_and(|it| it.passed_on)
                 }
                 _ => return,
             }
@@ -54,15 +54,15 @@ impl Wakes {
 
     fn pass_on(&self, key: &Key, owner: Owner) {
         if let Some(listener) = self.listener.get().and_then(Weak::upgrade) {
-            listener.notice(key, owner, Notice::TryAgain);
+            listener.on_notice(key, owner, Notice::TryAgain);
         }
     }
 }
 
-/// That one release was told.
+/// The wake-ups for one release.
 #[derive(Default)]
-struct Told {
-    /// By these nodes. When one of them tells again, it is about another release.
+struct Wakeup {
+    /// The nodes that sent one. When one of them sends again, it is about another release.
     by: Vec<usize>,
     passed_on: bool,
     number: u64,
@@ -75,7 +75,7 @@ struct NodeListener {
 }
 
 impl Listener for NodeListener {
-    fn notice(&self, key: &Key, owner: Owner, _: Notice) {
+    fn on_notice(&self, key: &Key, owner: Owner, _: Notice) {
         if let Some(shared) = self.shared.upgrade() {
             shared.woken(key, owner, self.place);
         }
@@ -85,7 +85,7 @@ impl Listener for NodeListener {
 impl Shared {
     /// Whether the nodes were subscribed to, or it was tried for long enough.
     pub(super) fn has_listened(&self) -> bool {
-        self.wakes.listened.load(Ordering::Acquire)
+        self.wakeups.listened.load(Ordering::Acquire)
     }
 
     /// Subscribes at all nodes when called first. Waits for most of them, but not for long,
@@ -94,7 +94,7 @@ impl Shared {
         if self.has_listened() {
             return;
         }
-        let listeners = self.wakes.ears.get_or_init(|| {
+        let listeners = self.wakeups.listeners.get_or_init(|| {
             let listener = |place| {
                 let shared = Arc::downgrade(self);
                 Arc::new(NodeListener { shared, place }) as Arc<dyn Listener>
@@ -110,13 +110,13 @@ impl Shared {
         }
         let most = async {
             while self.nodes.iter().filter(|it| it.notices.is_listening()).count()
-                < self.rules.majority
+                < self.quorum.majority
             {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
         let _ = tokio::time::timeout(PATIENCE, most).await;
-        self.wakes.listened.store(true, Ordering::Release);
+        self.wakeups.listened.store(true, Ordering::Release);
     }
 
     /// Somebody waits, so what the nodes say must not be missed.
@@ -133,18 +133,18 @@ impl Shared {
             None => return, // it waits no more
         }
         let (first, now) = {
-            let mut told = self.wakes.told.lock();
-            let told = told.entry(owner).or_default();
-            if told.by.contains(&place) {
-                *told = Told { number: told.number + 1, ..Told::default() };
+            let mut pending = self.wakeups.pending.lock();
+            let wakeup = pending.entry(owner).or_default();
+            if wakeup.by.contains(&place) {
+                *wakeup = Wakeup { number: wakeup.number + 1, ..Wakeup::default() };
             }
-            told.by.push(place);
-            let enough = told.by.len() >= self.rules.majority;
-            let now = enough && !std::mem::replace(&mut told.passed_on, true);
-            ((told.by.len() == 1).then_some(told.number), now)
+            wakeup.by.push(place);
+            let enough = wakeup.by.len() >= self.quorum.majority;
+            let now = enough && !std::mem::replace(&mut wakeup.passed_on, true);
+            ((wakeup.by.len() == 1).then_some(wakeup.number), now)
         };
         if now {
-            self.wakes.pass_on(key, owner);
+            self.wakeups.pass_on(key, owner);
         }
         if let (Some(number), Some(runtime)) = (first, self.runtime.get()) {
             let (shared, key) = (Arc::downgrade(self), key.clone());
@@ -152,7 +152,7 @@ impl Shared {
             runtime.spawn(async move {
                 tokio::time::sleep(pause).await;
                 if let Some(shared) = shared.upgrade() {
-                    shared.wakes.end(&key, owner, number);
+                    shared.wakeups.end(&key, owner, number);
                 }
             });
         }

@@ -4,7 +4,7 @@ use super::Seen;
 
 /// What holds, or does not, between the homes of a sale.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Between {
+pub(crate) struct HomeComparison {
     /// The units that were sent and not received yet.
     pub(crate) in_transit: u64,
     /// The units that were received and whose sending is lost: they exist twice.
@@ -16,30 +16,30 @@ pub(crate) struct Between {
 /// Compares the homes. Receivers were looked at before senders, and no counter ever falls: so
 /// what is more than was sent is a loss, and not a move that goes on. `latest` is the latest
 /// change of each home that this process has seen.
-pub(crate) fn compare(receivers: &[Seen], senders: &[Seen], latest: &[u64]) -> Between {
-    let mut between = Between::default();
+pub(crate) fn compare(receivers: &[Seen], senders: &[Seen], latest: &[u64]) -> HomeComparison {
+    let mut comparison = HomeComparison::default();
     for (from, sender) in senders.iter().enumerate() {
         let now = sender.view.changes;
         let named = receivers.iter().map(|receiver| receiver.received[from].1).max();
         let before = named.unwrap_or(0).max(latest[from]);
         if before > now {
-            between.losses.push(format!(
-                "home {from} went back from change {before} to {now}: it lost what came between; reconcile() says which orders that were"
+            comparison.losses.push(format!(
+                "home {from} lost data: it is at change {now}, and was at {before} before; run reconcile() to find the lost orders"
             ));
         }
         for (to, receiver) in receivers.iter().enumerate() {
             let (sent, received) = (sender.sent[to], receiver.received[from].0);
-            between.in_transit += sent.saturating_sub(received);
+            comparison.in_transit += sent.saturating_sub(received);
             if received > sent {
                 let units = received - sent;
-                between.lost_sends += units;
-                between.losses.push(format!(
+                comparison.lost_sends += units;
+                comparison.losses.push(format!(
                     "home {from} sent {sent} units to home {to}, which received {received}: home {from} lost the sending of {units} units, and has them too"
                 ));
             }
         }
     }
-    between
+    comparison
 }
 
 #[cfg(test)]
@@ -118,13 +118,13 @@ mod tests {
     }
 
     /// Compares the homes, and checks that all units add up with what is between them.
-    fn compared(homes: &mut [Home; 2], now: u64, latest: [u64; 2]) -> Between {
+    fn compared(homes: &mut [Home; 2], now: u64, latest: [u64; 2]) -> HomeComparison {
         let seen = seen(homes, now);
-        let between = compare(&seen, &seen, &latest);
+        let comparison = compare(&seen, &seen, &latest);
         let units = seen.iter().map(|Seen { view, .. }| view.available + view.reserved + view.sold);
-        let here = units.sum::<u64>() + between.in_transit - between.lost_sends;
-        assert_eq!(here, 2 * EACH, "{between:?}");
-        between
+        let here = units.sum::<u64>() + comparison.in_transit - comparison.lost_sends;
+        assert_eq!(here, 2 * EACH, "{comparison:?}");
+        comparison
     }
 
     /// Each home goes back to before and after each step, at any later step: the difference
@@ -135,24 +135,28 @@ mod tests {
             for (back, home) in (0..=at).flat_map(|back| [(back, 0), (back, 1)]) {
                 let other = 1 - home;
                 let mut homes = [0, 1].map(|n| home_after(n, if n == home { back } else { at }));
-                let between = compared(&mut homes, 20, [0, 0]);
-                let what = format!("home {home} from step {at} to {back}: {between:?}");
+                let comparison = compared(&mut homes, 20, [0, 0]);
+                let what = format!("home {home} from step {at} to {back}: {comparison:?}");
                 // It sent less than the other one received, or received less than was sent.
                 let (sent, received) = (SENT[back][home], RECEIVED[at][other]);
                 let lost = received.saturating_sub(sent);
                 let back_here = SENT[at][other] - RECEIVED[back][home];
                 let in_transit = sent.saturating_sub(received) + back_here;
-                assert_eq!((between.lost_sends, between.in_transit), (lost, in_transit), "{what}");
+                assert_eq!(
+                    (comparison.lost_sends, comparison.in_transit),
+                    (lost, in_transit),
+                    "{what}"
+                );
                 let named = seen(&mut homes, 20)[other].received[home].1;
                 let went_back = named > homes[home].view(20).changes;
                 assert!(went_back || lost == 0, "a lost sending is a lost change: {what}");
                 let losses = usize::from(lost > 0) + usize::from(went_back);
-                assert_eq!(between.losses.len(), losses, "{what}");
+                assert_eq!(comparison.losses.len(), losses, "{what}");
                 // A process that has seen the last change notices any that was lost.
                 let latest = [0, 1].map(|n| home_after(n, at).view(20).changes);
                 let is_behind = homes[home].view(20).changes < latest[home];
                 let known = compared(&mut homes, 20, latest).losses;
-                assert_eq!(known.iter().any(|it| it.contains("went back")), is_behind, "{what}");
+                assert_eq!(known.iter().any(|it| it.contains("lost data")), is_behind, "{what}");
             }
         }
     }
@@ -171,8 +175,12 @@ mod tests {
                     homes[at].apply(later, 0, &request);
                 }
             }
-            let between = compared(&mut homes, later, [0, 0]);
-            assert_eq!((between.lost_sends, between.in_transit), (0, 0), "home {home} at {back}");
+            let comparison = compared(&mut homes, later, [0, 0]);
+            assert_eq!(
+                (comparison.lost_sends, comparison.in_transit),
+                (0, 0),
+                "home {home} at {back}"
+            );
             if back == last {
                 let after = homes.each_ref().map(|home| home.view(later));
                 let counts = |view: &View| (view.available, view.sold, view.sent, view.received);

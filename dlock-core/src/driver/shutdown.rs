@@ -30,7 +30,7 @@ impl Core {
         self.timer.changed.notify_one();
         let on_driver = self.driver.thread.get() == Some(&std::thread::current().id());
         let session = self.backend.capabilities().ttl.is_per_session();
-        let nothing_to_do = self.owes_nothing() && !session;
+        let nothing_to_do = !self.has_pending_releases() && !session;
         if self.jobs.is_none() || on_driver || self.is_in_child() || nothing_to_do {
             return;
         }

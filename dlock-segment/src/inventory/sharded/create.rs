@@ -8,7 +8,7 @@
 use dlock::{Dlock, Key};
 
 use super::open::{Found, missing_homes};
-use super::{Several, names, site};
+use super::{ShardedInventory, names, site};
 use crate::error::{Error, Result};
 use crate::homes::{Directory, Routing, Site};
 use crate::store::{Change, InventoryId, Terms, View};
@@ -21,7 +21,7 @@ pub(in super::super) struct NewSale {
     pub(in super::super) routing: Routing,
 }
 
-impl Several {
+impl ShardedInventory {
     pub(in super::super) async fn create(clients: &[Dlock], sale: NewSale) -> Result<(Self, View)> {
         let NewSale { key, mut terms, homes, routing } = sale;
         let directory = match Found::by_name(clients, &key, homes as usize, 0).await? {
@@ -68,7 +68,7 @@ impl Several {
         }
         complete(&sites, &views).await?;
         let first = views.swap_remove(0);
-        Ok((Several::new(directory, sites)?, first))
+        Ok((ShardedInventory::new(directory, sites)?, first))
     }
 
     /// Where the homes of a directory are, after a check that the servers are the ones with

@@ -8,9 +8,9 @@ use tokio::task::JoinSet;
 
 use super::super::codec as names;
 use super::super::scripts::Run;
-use super::quorum::Mark;
+use super::quorum::AttemptId;
 use super::scripts::QuorumScripts;
-use super::voter::Met;
+use super::voter::NodeHello;
 use super::{Node, Shared, codec};
 use crate::backend::{HolderState, KeyState, ServerRole, ServerState, WaiterState};
 use crate::claim::{Holder, Mode, Owner};
@@ -24,7 +24,7 @@ pub(super) const ALL: Duration = Duration::from_secs(1);
 
 /// A lease at one node.
 struct Seen {
-    mark: Mark,
+    attempt_id: AttemptId,
     state: HolderState,
 }
 
@@ -48,7 +48,7 @@ impl Shared {
             let Ok((place, answer)) = answered else { continue };
             good += usize::from(answer.is_ok());
             answers[place] = Some(answer);
-            if good == self.rules.majority {
+            if good == self.quorum.majority {
                 until = until.min(tokio::time::Instant::now() + others);
             }
         }
@@ -75,16 +75,16 @@ impl Shared {
                 Err(_) => {}
             }
         }
-        if good.len() >= self.rules.majority {
+        if good.len() >= self.quorum.majority {
             return Ok(good);
         }
-        let (nodes, majority) = (self.nodes.len(), self.rules.majority);
+        let (nodes, majority) = (self.nodes.len(), self.quorum.majority);
         let what = format!("{} of {nodes} nodes answer, and {majority} must", good.len());
         Err(match why {
             Some(why) => {
-                Error::new(why.kind(), operation).saying(format!("{what}; {}", why.detail()))
+                Error::new(why.kind(), operation).with_message(format!("{what}; {}", why.detail()))
             }
-            None => Error::new(ErrorKind::Unavailable, operation).saying(what),
+            None => Error::new(ErrorKind::Unavailable, operation).with_message(what),
         })
     }
 
@@ -129,13 +129,15 @@ impl Shared {
 
     /// Who has a majority, if anybody.
     fn holder_in(&self, seen: Vec<Seen>) -> Option<HolderState> {
-        let votes = |mark: Mark| seen.iter().filter(|it| it.mark == mark).count();
-        let mark = seen.iter().map(|it| it.mark).find(|it| votes(*it) >= self.rules.majority)?;
+        let votes =
+            |attempt_id: AttemptId| seen.iter().filter(|it| it.attempt_id == attempt_id).count();
+        let attempt_id =
+            seen.iter().map(|it| it.attempt_id).find(|it| votes(*it) >= self.quorum.majority)?;
         // It is held for as long as a majority has it.
         let mut states: Vec<_> =
-            seen.into_iter().filter(|it| it.mark == mark).map(|it| it.state).collect();
+            seen.into_iter().filter(|it| it.attempt_id == attempt_id).map(|it| it.state).collect();
         states.sort_by_key(|state| std::cmp::Reverse(state.expires_in));
-        states.into_iter().nth(self.rules.majority - 1)
+        states.into_iter().nth(self.quorum.majority - 1)
     }
 
     /// The nodes, and what is wrong with them.
@@ -145,7 +147,8 @@ impl Shared {
             None => Some("it does not answer in time".to_owned()),
             Some(Err(error)) => Some(error.detail().to_owned()),
             Some(Ok(answer)) => {
-                let silent = Met::read(answer).and_then(|met| node.voter.silent_for(&met))?;
+                let silent =
+                    NodeHello::read(answer).and_then(|hello| node.voter.silent_for(&hello))?;
                 Some(format!("it was started or emptied, and votes in {} s", silent.as_secs() + 1))
             }
         };
@@ -167,7 +170,7 @@ fn number(field: &Value) -> Option<u64> {
 }
 
 fn lease(fields: &[Value]) -> Option<Seen> {
-    let [mark, token, since, ends, info, ..] = fields else { return None };
+    let [attempt_id, token, since, ends, info, ..] = fields else { return None };
     let state = HolderState {
         holder: holder(info)?,
         mode: Mode::Exclusive,
@@ -175,7 +178,7 @@ fn lease(fields: &[Value]) -> Option<Seen> {
         held_for: Duration::from_micros(number(since)?),
         expires_in: Duration::from_micros(number(ends)?),
     };
-    Some(Seen { mark: codec::mark_of(codec::text(mark)?)?, state })
+    Some(Seen { attempt_id: codec::attempt_id_of(codec::text(attempt_id)?)?, state })
 }
 
 fn waiter(fields: &[Value]) -> Option<(Owner, WaiterState)> {

@@ -14,7 +14,7 @@ mod create;
 mod names;
 mod open;
 mod search;
-mod whole;
+mod totals;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,10 +26,10 @@ use tokio::time::Instant;
 
 use self::balance::Balancer;
 pub(super) use self::create::NewSale;
-pub(super) use self::whole::limit_needs_buyers;
+pub(super) use self::totals::limit_needs_buyers;
 use super::backing::Backing;
 use super::combiner::LIMITS_OF_ONE_HOME;
-use super::doubt::Doubts;
+use super::unknown_outcomes::UnknownOutcomes;
 use super::{Inventory, checks};
 use crate::error::{Error, OperationId, Result};
 use crate::homes::{Directory, Homes, Refilled, Routing, Site, home_of};
@@ -42,7 +42,7 @@ const PER_TURN: u64 = 256;
 const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 
 /// What the handles of an inventory with several homes share.
-pub(crate) struct Several {
+pub(crate) struct ShardedInventory {
     pub(super) directory: Directory,
     pub(super) homes: Homes,
     pub(super) handles: Vec<Handle>,
@@ -66,7 +66,7 @@ struct LastRefill {
 /// One home, as this process uses it.
 pub(super) struct Handle {
     pub(super) backing: Backing,
-    doubts: Doubts,
+    unknown_outcomes: UnknownOutcomes,
     /// The latest change that an answer has shown: a home that is behind it went back.
     pub(super) latest: AtomicU64,
 }
@@ -84,19 +84,19 @@ enum Target {
     Any,
 }
 
-impl Several {
+impl ShardedInventory {
     fn new(directory: Directory, sites: Vec<Site>) -> Result<Self> {
         let handle = |site: &Site| {
             let dlock = site.dlock.as_ref().ok_or_else(|| no_home(0))?;
             Ok(Handle {
                 backing: Backing::new(dlock, &site.id, LIMITS_OF_ONE_HOME)?,
-                doubts: Doubts::default(),
+                unknown_outcomes: UnknownOutcomes::default(),
                 latest: AtomicU64::new(0),
             })
         };
         let handles = sites.iter().map(handle).collect::<Result<Vec<_>>>()?;
         let start = rand::random::<u32>();
-        Ok(Several {
+        Ok(ShardedInventory {
             directory,
             balancer: Balancer::new(handles.len()),
             refilling: tokio::sync::Mutex::new(
@@ -198,7 +198,7 @@ impl Several {
             | Request::Import { quantity, .. } => Some(quantity),
             _ => None,
         };
-        let doubts = &self.handles[home].doubts;
+        let unknown_outcomes = &self.handles[home].unknown_outcomes;
         let mut pause = Duration::ZERO;
         loop {
             let began = Instant::now();
@@ -212,7 +212,7 @@ impl Several {
                     pause = (pause * 2).clamp(Duration::from_millis(1), LONGEST_PAUSE);
                 }
                 Ok(Refilled::SoldOut(view)) => {
-                    if id.is_some_and(|id| doubts.contains(id)) {
+                    if id.is_some_and(|id| unknown_outcomes.contains(id)) {
                         // An earlier copy may be under way: make the refusal final.
                         let last = self.ask(sale, home, request, id, deadline, true).await?;
                         if !matches!(last.1, Answer::SoldOut { .. }) {
@@ -225,7 +225,7 @@ impl Several {
                 }
                 Err(error) => {
                     return Err(match id {
-                        Some(id) if doubts.contains(id) => {
+                        Some(id) if unknown_outcomes.contains(id) => {
                             Error::Unknown(Some(OperationId(id.clone())))
                         }
                         _ => error,
@@ -245,9 +245,9 @@ impl Several {
         deadline: Instant,
         is_final: bool,
     ) -> Result<(Snapshot, Answer)> {
-        let Handle { backing, doubts, latest, .. } = &self.handles[home];
+        let Handle { backing, unknown_outcomes, latest, .. } = &self.handles[home];
         let key = &self.homes.sites[home].id;
-        let answered = backing.send(key, doubts, request, id, deadline, is_final).await;
+        let answered = backing.send(key, unknown_outcomes, request, id, deadline, is_final).await;
         let (mut snapshot, answer) = answered?;
         snapshot.home = home as u32;
         if snapshot.changes > latest.load(Ordering::Relaxed) {
@@ -331,7 +331,7 @@ fn buyer_missing() -> Error {
 
 fn too_slow() -> Error {
     Error::Store(
-        dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory).saying(
+        dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory).with_message(
             "the deadline passed while units were brought from other homes; nothing was taken; try again, or give it a longer .deadline(..)",
         ),
     )

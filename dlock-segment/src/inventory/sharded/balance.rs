@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Inventory, Several};
+use super::{Inventory, ShardedInventory};
 use crate::homes::Seen;
 
 /// The time between two looks of one process.
@@ -49,7 +49,7 @@ impl Balancer {
     }
 
     /// Starts a look in the background, if it is time for one.
-    pub(super) fn look_after(&self, several: &Arc<Several>, sale: &Inventory) {
+    pub(super) fn look_after(&self, sharded: &Arc<ShardedInventory>, sale: &Inventory) {
         let now = self.began.elapsed().as_millis() as u64;
         if now < self.due.load(Ordering::Relaxed) {
             return;
@@ -63,12 +63,12 @@ impl Balancer {
             return;
         }
         self.due.store(now + EVERY.as_millis() as u64, Ordering::Relaxed);
-        let (several, dlock) = (several.clone(), sale.dlock.clone());
+        let (sharded, dlock) = (sharded.clone(), sale.dlock.clone());
         let job = async move {
             if let Ok(Some(guard)) = dlock.mutex(key).try_lock().await {
-                let _ = guard.run(several.balance(false)).await;
+                let _ = guard.run(sharded.balance(false)).await;
             }
-            several.balancer.is_busy.store(false, Ordering::Release);
+            sharded.balancer.is_busy.store(false, Ordering::Release);
         };
         tokio::spawn(job);
     }
@@ -93,7 +93,7 @@ impl Balancer {
     }
 }
 
-impl Several {
+impl ShardedInventory {
     /// Levels the homes by the rates at which they sell; with `always`, evenly.
     pub(in super::super) async fn balance(&self, always: bool) -> crate::Result<()> {
         let seen = self.homes.collect().await;

@@ -4,7 +4,7 @@ use dlock::{Dlock, Key};
 use futures_util::future::join_all;
 
 use super::create::complete;
-use super::{Several, names, site};
+use super::{ShardedInventory, names, site};
 use crate::error::{Error, Result};
 use crate::homes::{Directory, Site};
 use crate::store::{InventoryId, View};
@@ -135,7 +135,7 @@ pub(super) async fn missing_homes(sites: &[Site]) -> Result<Missing> {
     Ok(found)
 }
 
-impl Several {
+impl ShardedInventory {
     /// Opens the sale of this name. `None` if it has one home; then that is opened as ever.
     pub(in super::super) async fn open(
         clients: &[Dlock],
@@ -179,6 +179,6 @@ impl Several {
             // It is down, and the others go on selling what they have.
             (Err(_), birth) => View { birth, ..View::default() },
         };
-        Ok(Some((Several::new(directory, sites)?, first)))
+        Ok(Some((ShardedInventory::new(directory, sites)?, first)))
     }
 }

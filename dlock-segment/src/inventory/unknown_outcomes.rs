@@ -34,7 +34,7 @@ const REMEMBERED: usize = 10_000;
 
 /// The ids in doubt of this process, so that the same call again settles them.
 #[derive(Default)]
-pub(super) struct Doubts(Mutex<Ids>);
+pub(super) struct UnknownOutcomes(Mutex<Ids>);
 
 #[derive(Default)]
 struct Ids {
@@ -42,7 +42,7 @@ struct Ids {
     order: VecDeque<Id>,
 }
 
-impl Doubts {
+impl UnknownOutcomes {
     pub(super) fn contains(&self, id: &Id) -> bool {
         self.0.lock().known.contains(id)
     }
@@ -87,7 +87,7 @@ impl Doubts {
                 | Request::WriteOff { .. }
                 | Request::Import { .. }
         );
-        let mut attempt = Attempt { doubts: self, id, creates, sent: false };
+        let mut attempt = Attempt { unknown_outcomes: self, id, creates, sent: false };
         let mut in_doubt = creates && self.contains(id);
         loop {
             attempt.sent = true;
@@ -137,7 +137,7 @@ fn is_refusal(answer: &Answer) -> bool {
 
 /// A request that is being sent. If it ends without an answer, its id is in doubt.
 struct Attempt<'a> {
-    doubts: &'a Doubts,
+    unknown_outcomes: &'a UnknownOutcomes,
     id: &'a Id,
     creates: bool,
     sent: bool,
@@ -147,7 +147,7 @@ impl Attempt<'_> {
     fn ends<T>(mut self, known: T) -> T {
         self.sent = false;
         if self.creates {
-            self.doubts.remove(self.id);
+            self.unknown_outcomes.remove(self.id);
         }
         known
     }
@@ -156,7 +156,7 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if self.sent && self.creates {
-            self.doubts.insert(self.id);
+            self.unknown_outcomes.insert(self.id);
         }
     }
 }

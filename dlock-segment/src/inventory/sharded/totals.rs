@@ -5,17 +5,17 @@ use std::sync::atomic::Ordering;
 
 use futures_util::future::join_all;
 
-use super::{Inventory, Several};
+use super::{Inventory, ShardedInventory};
 use crate::error::{Error, Result};
 use crate::homes::{Routing, Seen, compare_homes, newest_settings, out_of_reach, whole};
 use crate::inventory::audit::{self, Audit, Disagreement};
 use crate::inventory::{JournalCursor, Stock};
-use crate::store::{Change, Counts, Durability, Entry, Snapshot, View};
+use crate::store::{Change, Counts, Durability, JournalEntry, Snapshot, View};
 
 /// How often the homes are looked at while units are received.
 const TRIES: usize = 4;
 
-impl Several {
+impl ShardedInventory {
     /// The views of all homes.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Several {
         &self,
         after: &JournalCursor,
         limit: usize,
-    ) -> Result<Vec<Entry>> {
+    ) -> Result<Vec<JournalEntry>> {
         let mut entries = Vec::new();
         for (home, site) in (0..).zip(&self.homes.sites) {
             let after = after.sequence(home);
@@ -78,7 +78,7 @@ impl Several {
                 }
                 Ok(entries)
             });
-            entries.extend(read.await?.into_iter().map(|entry| Entry { home, ..entry }));
+            entries.extend(read.await?.into_iter().map(|entry| JournalEntry { home, ..entry }));
         }
         Ok(entries)
     }
@@ -176,10 +176,10 @@ impl Several {
         let latest: Vec<u64> = latest.collect();
         let receivers = self.all_seen().await?; // before the senders
         let senders = self.all_seen().await?;
-        let between = compare_homes(&receivers, &senders, &latest);
-        whole_audit.in_transit = between.in_transit;
-        whole_audit.lost_sends = between.lost_sends;
-        let losses = between.losses.into_iter();
+        let comparison = compare_homes(&receivers, &senders, &latest);
+        whole_audit.in_transit = comparison.in_transit;
+        whole_audit.lost_sends = comparison.lost_sends;
+        let losses = comparison.losses.into_iter();
         whole_audit.disagreements.extend(losses.map(|what| Disagreement { operation: None, what }));
         Ok(whole_audit)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::{Inventory, Several};
+use super::{Inventory, ShardedInventory};
 use crate::error::{Error, OperationId, Result};
 use crate::homes::{Routing, out_of_reach};
 use crate::store::{Answer, Id, Request, Snapshot, Status};
@@ -16,7 +16,7 @@ use crate::store::{Answer, Id, Request, Snapshot, Status};
 /// What one home answered.
 type Answered = Result<(Snapshot, Answer)>;
 
-impl Several {
+impl ShardedInventory {
     /// Finds the home of an id and sends the request there. If no home has it, a request
     /// that settles the id for good goes to all of them.
     pub(super) async fn search(
