@@ -47,8 +47,8 @@ fn assert_enough(summary: &Value, faults: u64, cycles: u64) {
 }
 
 #[test]
-fn random_faults_for_the_better_part_of_a_minute() {
-    let arguments = ["--seconds", "50", "--faults-per-minute", "90", "--seed", "9"];
+fn random_faults_of_one_server() {
+    let arguments = ["--seconds", "30", "--faults-per-minute", "90", "--seed", "9"];
     let Some(summary) = without_a_violation(&arguments) else { return };
     assert_enough(&summary, 10, 2_000);
 }
@@ -57,7 +57,7 @@ fn random_faults_for_the_better_part_of_a_minute() {
 #[test]
 fn random_faults_of_topologies() {
     for topology in ["sentinel", "cluster"] {
-        let short = ["--seconds", "25", "--faults-per-minute", "60", "--seed", "1"];
+        let short = ["--seconds", "20", "--faults-per-minute", "60", "--seed", "1"];
         let small = ["--processes", "4", "--tasks", "8", "--slack", "500"];
         let arguments = [&["--topology", topology][..], &short, &small].concat();
         let Some(summary) = without_a_violation(&arguments) else { return };
@@ -71,7 +71,7 @@ fn random_faults_of_topologies() {
 /// and nobody waits for the nodes that are out.
 #[test]
 fn random_faults_of_a_quorum() {
-    let short = ["--seconds", "30", "--faults-per-minute", "60", "--seed", "3"];
+    let short = ["--seconds", "20", "--faults-per-minute", "60", "--seed", "3"];
     let small = ["--processes", "4", "--tasks", "8", "--slack", "500"];
     let arguments = [&["--topology", "redlock"][..], &short, &small].concat();
     let Some(summary) = without_a_violation(&arguments) else { return };
