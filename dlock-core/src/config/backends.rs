@@ -6,7 +6,7 @@ use ::url::Url;
 
 use super::url::parse_url;
 use super::values::read_password;
-use super::{Config, ConsulConfig, SentinelConfig, Settings};
+use super::{ConsulConfig, SentinelConfig, Settings};
 use crate::backend::Backend;
 #[cfg(feature = "consul")]
 use crate::backend::consul::Consul;
@@ -239,7 +239,7 @@ fn decoded(text: &str) -> Result<String> {
 }
 
 #[cfg(feature = "redis")]
-impl Config {
+impl super::Config {
     /// A client of the crate `redis` with the address, credentials and certificates
     /// that the configuration has now. Hidden, and not covered by semantic versioning.
     ///

@@ -35,7 +35,6 @@ mod sweep;
 mod transaction;
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use self::database::{Database, LAYOUT, OnLocked};
 use self::errors::{Cause, Fault};
@@ -119,9 +118,9 @@ impl<D: Database> Sql<D> {
     /// As the calls.
     #[cfg(feature = "simulation")]
     #[doc(hidden)]
-    pub async fn sweep(&self, kept: Duration) -> Result<usize> {
+    pub async fn sweep(&self, kept: std::time::Duration) -> Result<usize> {
         self.ready().await.map_err(|fault| fault.error)?;
-        let swept = self.store.sweep(Duration::ZERO, kept).await;
+        let swept = self.store.sweep(std::time::Duration::ZERO, kept).await;
         swept.map_err(|fault| fault.error)
     }
 

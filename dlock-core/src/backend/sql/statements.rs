@@ -27,10 +27,12 @@ pub enum Value {
 /// A list that PostgreSQL takes as one value.
 #[derive(Clone, Debug)]
 pub(super) enum List {
+    #[cfg(feature = "postgres")]
     Ints(Vec<i64>),
     Texts(Vec<Option<String>>),
 }
 
+#[cfg(feature = "postgres")]
 impl List {
     fn of(kind: Kind, values: impl Iterator<Item = Value>) -> Self {
         match kind {
@@ -126,13 +128,17 @@ impl Statement {
     ) -> Self {
         let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
         let others = names.iter().filter(|name| !key.contains(name));
-        let (list, key) = (names.join(", "), key.join(", "));
+        let list = names.join(", ");
         let set = |new: fn(&str) -> String| {
             let set: Vec<String> =
                 others.clone().map(|name| format!("{name} = {}", new(name))).collect();
             set.join(", ")
         };
-        let excluded = |name: &str| format!("excluded.{name}");
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        let on_conflict = || {
+            let set = set(|name| format!("excluded.{name}"));
+            format!("ON CONFLICT ({}) DO UPDATE SET {set}", key.join(", "))
+        };
         match dialect {
             #[cfg(feature = "postgres")]
             Dialect::Postgres => {
@@ -142,10 +148,9 @@ impl Statement {
                 });
                 let arrays: Vec<&str> = arrays.collect();
                 let sql = format!(
-                    "INSERT INTO {table} ({list}) SELECT * FROM UNNEST({}) \
-                     ON CONFLICT ({key}) DO UPDATE SET {}",
+                    "INSERT INTO {table} ({list}) SELECT * FROM UNNEST({}) {}",
                     arrays.join(", "),
-                    set(excluded)
+                    on_conflict()
                 );
                 let mut statement = Statement::new(sql);
                 for (place, (_, kind)) in columns.iter().enumerate() {
@@ -161,10 +166,7 @@ impl Statement {
                 Self::values(table, &list, columns.len(), rows, &end)
             }
             #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => {
-                let end = format!("ON CONFLICT ({key}) DO UPDATE SET {}", set(excluded));
-                Self::values(table, &list, columns.len(), rows, &end)
-            }
+            Dialect::Sqlite => Self::values(table, &list, columns.len(), rows, &on_conflict()),
         }
     }
 
@@ -218,6 +220,7 @@ impl Statement {
                     values.push(value);
                     continue;
                 }
+                #[cfg(feature = "postgres")]
                 Part::Many(List::Ints(list)) => list.into_iter().map(Value::Int).collect(),
                 Part::Many(List::Texts(list)) => list.into_iter().map(Value::Text).collect(),
             };
