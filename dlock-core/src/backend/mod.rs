@@ -33,6 +33,8 @@ mod notice_message;
 mod per_holder;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod removals;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub mod sql;
 #[cfg(feature = "zookeeper")]

@@ -37,8 +37,7 @@ fn failed(key: &Key, error: sqlx::Error, is_missing: bool) -> Error {
     Error::new(kind, Operation::Acquire).with_message(what).with_key(key).with_source(error)
 }
 
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[cfg(feature = "postgres")]
 fn code(error: &sqlx::Error) -> String {
     let code = error.as_database_error().and_then(|error| error.code());
     code.map(std::borrow::Cow::into_owned).unwrap_or_default()

@@ -214,7 +214,7 @@ impl Inner {
                     return Outcome::Answered(released(&claim, Ok(false)));
                 };
                 let is_doubtful = known.doubtful_version(session.version()).is_some();
-                let is_leaving = session.claims.is_leaving(claim.owner);
+                let is_leaving = session.claims.removals.is_under_way(claim.owner);
                 if is_doubtful || is_leaving || *how != Release::Now {
                     return remove(session, &claim, *how);
                 }
@@ -246,8 +246,9 @@ async fn transact(
     for _ in 0..ATTEMPTS {
         // The version first: who is leaving after that made another one.
         let version = session.version();
-        let is_leaving =
-            |step: &Step| step.kind != Kind::Release && session.claims.is_leaving(step.claim.owner);
+        let is_leaving = |step: &Step| {
+            step.kind != Kind::Release && session.claims.removals.is_under_way(step.claim.owner)
+        };
         let (leaving, going) = steps.into_iter().partition(is_leaving);
         failed(session, leaving, CallError::Lost(None), outcomes);
         steps = going;

@@ -1,9 +1,10 @@
 //! What a session has at the store, by owner. It is forgotten with the session.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
+use crate::backend::removals::Removals;
 use crate::claim::Owner;
 use crate::key::Key;
 
@@ -41,8 +42,7 @@ impl Entry {
 #[derive(Default)]
 pub(super) struct Claims {
     entries: Mutex<HashMap<Owner, Entry>>,
-    /// The owners whose entries are being removed.
-    leaving: Mutex<HashSet<Owner>>,
+    pub(super) removals: Removals,
 }
 
 impl Claims {
@@ -98,21 +98,8 @@ impl Claims {
         self.entries.lock().remove(&owner)
     }
 
-    /// What this owner has is to be removed; false if that is under way.
-    pub(super) fn leave(&self, owner: Owner) -> bool {
-        self.leaving.lock().insert(owner)
-    }
-
-    pub(super) fn is_leaving(&self, owner: Owner) -> bool {
-        self.leaving.lock().contains(&owner)
-    }
-
-    pub(super) fn left(&self, owner: Owner) {
-        self.leaving.lock().remove(&owner);
-    }
-
     pub(super) fn clear(&self) {
         self.entries.lock().clear();
-        self.leaving.lock().clear();
+        self.removals.clear();
     }
 }

@@ -27,7 +27,7 @@ impl Session {
     ) -> Option<Result<bool, CallError>> {
         let Some(removing) = self.start_removal(owner, how) else {
             let left = async {
-                while self.claims.is_leaving(owner) {
+                while self.claims.removals.is_under_way(owner) {
                     tokio::time::sleep(RETRY / 10).await;
                 }
             };
@@ -56,7 +56,7 @@ impl Session {
         owner: Owner,
         how: Release,
     ) -> Option<JoinHandle<Result<bool, CallError>>> {
-        let is_first = self.claims.leave(owner);
+        let is_first = self.claims.removals.begin(owner);
         is_first.then(|| tokio::spawn(self.clone().remove_until_done(owner, how)))
     }
 
@@ -74,7 +74,7 @@ impl Session {
             }
         };
         self.claims.forget(owner);
-        self.claims.left(owner);
+        self.claims.removals.end(owner);
         removed
     }
 

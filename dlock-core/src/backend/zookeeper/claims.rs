@@ -1,11 +1,12 @@
 //! What a session has at the store, by owner. It is forgotten with the session.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::backend::abort_on_drop::AbortOnDrop;
+use crate::backend::removals::Removals;
 use crate::claim::Owner;
 use crate::clock::Moment;
 use crate::key::Key;
@@ -66,8 +67,7 @@ pub(super) struct Known {
 #[derive(Default)]
 pub(super) struct Claims {
     entries: Mutex<HashMap<Owner, Entry>>,
-    /// The owners whose nodes are being removed.
-    leaving: Mutex<HashSet<Owner>>,
+    pub(super) removals: Removals,
 }
 
 impl Claims {
@@ -116,19 +116,6 @@ impl Claims {
             watches = (entry.waits.take(), entry.watches_own.take());
         }
         drop(watches); // without the lock
-    }
-
-    /// What this owner has is to be removed; false if that is under way.
-    pub(super) fn leave(&self, owner: Owner) -> bool {
-        self.leaving.lock().insert(owner)
-    }
-
-    pub(super) fn is_leaving(&self, owner: Owner) -> bool {
-        self.leaving.lock().contains(&owner)
-    }
-
-    pub(super) fn left(&self, owner: Owner) {
-        self.leaving.lock().remove(&owner);
     }
 
     /// It is known what this owner has.
@@ -198,6 +185,6 @@ impl Claims {
     pub(super) fn clear(&self) {
         let entries = std::mem::take(&mut *self.entries.lock());
         drop(entries);
-        self.leaving.lock().clear();
+        self.removals.clear();
     }
 }

@@ -157,7 +157,10 @@ impl ZooKeeper {
     /// Removes the lease that a claim takes the place of.
     async fn leave_old(&self, session: &Arc<Session>, claim: &Claim) -> Result<()> {
         match claim.instead_of {
-            Some(old) if session.claims.get(old).is_some() || session.claims.is_leaving(old) => {
+            Some(old)
+                if session.claims.get(old).is_some()
+                    || session.claims.removals.is_under_way(old) =>
+            {
                 self.remove_owner(session.clone(), claim, old).await.map(drop)
             }
             _ => Ok(()),
@@ -192,7 +195,7 @@ impl ZooKeeper {
         };
         let Some(others_wait) = others_wait.map_err(failed)? else {
             // Some of its permits may be there, and nobody releases what is lost.
-            if session.claims.leave(lease.owner) {
+            if session.claims.removals.begin(lease.owner) {
                 Self::start_removal(session.clone(), lease.owner, self.parents(lease)?);
             }
             return Ok(RenewOutcome::Lost);
@@ -271,9 +274,9 @@ impl ZooKeeper {
         owner: Owner,
     ) -> Result<ReleaseOutcome> {
         let parents = self.parents(lease)?;
-        while !session.claims.leave(owner) {
+        while !session.claims.removals.begin(owner) {
             tokio::time::sleep(RETRY).await;
-            if !session.claims.is_leaving(owner) && session.claims.get(owner).is_none() {
+            if !session.claims.removals.is_under_way(owner) && session.claims.get(owner).is_none() {
                 return Ok(ReleaseOutcome::Released); // by the removal that was under way
             }
         }
@@ -300,7 +303,7 @@ impl ZooKeeper {
                 tokio::time::sleep(RETRY).await;
                 outcome = Self::remove_of(&session, owner, &parents).await;
             }
-            session.claims.left(owner);
+            session.claims.removals.end(owner);
             outcome
         })
     }
