@@ -1,5 +1,6 @@
 //! An order and its units in one commit of PostgreSQL, by 64 callers: the guarded UPDATE of
-//! one row, one inventory (`deduct_in`), and one of 32 inventories (`deduct_first_free_in`).
+//! one row, the same of one of 32 rows (the most that this driver can do), one inventory
+//! (`deduct_in`), and one of 32 inventories (`deduct_first_free_in`).
 //!
 //! ```sh
 //! DLOCK_URL=postgres://user@host/database \
@@ -24,6 +25,8 @@ mod postgres {
 
     const CALLERS: u32 = 64;
     const PARTS: usize = 32;
+    const TAKE: &str =
+        "UPDATE dlock_bench_product SET stock = stock - 1 WHERE id = $1 AND stock >= 1";
     const STOCK: u64 = 1_000_000_000;
     const MEASURED: Duration = Duration::from_secs(3);
     const ORDER: &str = "INSERT INTO dlock_bench_order (units) VALUES (1)";
@@ -31,13 +34,14 @@ mod postgres {
          (id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, units BIGINT NOT NULL); \
          CREATE TABLE IF NOT EXISTS dlock_bench_product \
          (id BIGINT PRIMARY KEY, stock BIGINT NOT NULL) WITH (fillfactor = 50); \
-         INSERT INTO dlock_bench_product VALUES (1, 1000000000) ON CONFLICT DO NOTHING;";
+         INSERT INTO dlock_bench_product SELECT id, 1000000000 FROM generate_series(1, 32) AS id \
+         ON CONFLICT DO NOTHING;";
     const REMOVE: &str = "DROP TABLE dlock_bench_order; DROP TABLE dlock_bench_product;";
 
     /// Where the units come from.
     #[derive(Clone, Copy, Debug)]
     enum From {
-        Row,
+        Rows(i64),
         Inventory,
         FirstFree,
     }
@@ -46,10 +50,9 @@ mod postgres {
         let mut tx = pool.begin().await?;
         sqlx::query(ORDER).execute(&mut *tx).await?;
         let is_taken = match from {
-            From::Row => {
-                let take = "UPDATE dlock_bench_product SET stock = stock - 1 \
-                     WHERE id = 1 AND stock >= 1";
-                sqlx::query(take).execute(&mut *tx).await?.rows_affected() == 1
+            From::Rows(count) => {
+                let row = rand::random_range(1..=count);
+                sqlx::query(TAKE).bind(row).execute(&mut *tx).await?.rows_affected() == 1
             }
             From::Inventory => {
                 matches!(deduct_in(&mut tx, &sales[0], 1).await?, Deduction::Taken(_))
@@ -95,12 +98,14 @@ mod postgres {
         }
         let sales: Arc<[Inventory]> = sales.into();
         for round in 1..=3 {
-            let row = measure(&pool, &sales, From::Row).await?;
+            let row = measure(&pool, &sales, From::Rows(1)).await?;
+            let rows = measure(&pool, &sales, From::Rows(PARTS as i64)).await?;
             let one = measure(&pool, &sales, From::Inventory).await?;
             let free = measure(&pool, &sales, From::FirstFree).await?;
             println!(
-                "round {round}: one row {row:.0}/s, one inventory {one:.0}/s ({:.1} x), \
-                 first free of {PARTS} {free:.0}/s ({:.1} x)",
+                "round {round}: one row {row:.0}/s, {PARTS} rows {rows:.0}/s ({:.1} x), \
+                 one inventory {one:.0}/s ({:.1} x), first free of {PARTS} {free:.0}/s ({:.1} x)",
+                rows / row,
                 one / row,
                 free / row
             );
