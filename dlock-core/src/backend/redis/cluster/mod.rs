@@ -18,7 +18,7 @@ mod slots;
 mod submit;
 mod topology;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,8 @@ pub(super) struct Cluster {
     links: Mutex<Vec<(Node, Arc<Link>)>>,
     /// The epoch of the map.
     epoch: AtomicU64,
+    /// Whether all nodes that told the map serve their slots.
+    is_serving: AtomicBool,
     refreshed: tokio::sync::Mutex<Option<Instant>>,
     /// The map may be old.
     stale: Arc<Notify>,
@@ -102,6 +104,7 @@ impl Cluster {
             map: RwLock::new(SlotMap::empty()),
             links: Mutex::default(),
             epoch: AtomicU64::new(0),
+            is_serving: AtomicBool::new(true),
             refreshed: tokio::sync::Mutex::new(None),
             stale: Arc::default(),
             leases_begin: Arc::default(),

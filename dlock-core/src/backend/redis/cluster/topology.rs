@@ -36,6 +36,9 @@ const ELECTION: Duration = Duration::from_secs(2);
 struct ReportedSlots {
     epoch: u64,
     map: SlotMap,
+    /// Whether the node serves its slots. If all slots must be covered and some are not, it
+    /// refuses every call, and for a moment longer than that.
+    is_serving: bool,
 }
 
 impl Cluster {
@@ -82,7 +85,7 @@ impl Cluster {
         }
         let count = asked.len();
         let (mut best, mut fault): (Option<ReportedSlots>, Option<Error>) = (None, None);
-        let (mut until, mut answers) = (None, 0);
+        let (mut until, mut answers, mut all_serve) = (None, 0, true);
         loop {
             let next = asked.join_next();
             let answer = match until {
@@ -91,6 +94,7 @@ impl Cluster {
             };
             match answer {
                 Some(Ok(Ok(reported))) => {
+                    all_serve &= reported.is_serving;
                     answers += 1;
                     if reported.epoch >= known {
                         let wait = tokio::time::Instant::now() + OTHER_ANSWERS;
@@ -113,7 +117,9 @@ impl Cluster {
         }
         asked.detach_all();
         match (best, fault) {
-            (Some(reported), _) if reported.epoch >= known || answers * 2 > count => Ok(reported),
+            (Some(reported), _) if reported.epoch >= known || answers * 2 > count => {
+                Ok(ReportedSlots { is_serving: all_serve, ..reported })
+            }
             (_, Some(fault)) => Err(fault.with_operation(operation)),
             (_, None) => Err(errors::unreadable(operation)),
         }
@@ -121,8 +127,9 @@ impl Cluster {
 
     /// Uses a new map. If a primary serves nothing any more, a replica was promoted
     /// instead, perhaps without the newest locks.
-    fn adopt(&self, ReportedSlots { epoch, map }: ReportedSlots) {
+    fn adopt(&self, ReportedSlots { epoch, map, is_serving }: ReportedSlots) {
         self.epoch.store(epoch, Ordering::Relaxed);
+        let was_serving = self.is_serving.swap(is_serving, Ordering::Relaxed);
         let (gone, kept) = {
             let mut known = self.map.write();
             let nodes: Vec<Node> = map.primaries().into_iter().cloned().collect();
@@ -135,9 +142,12 @@ impl Cluster {
         drop(links);
         if gone {
             tracing::info!(target: "dlock::redis", "another node of the cluster is a primary");
-            if let Some(listener) = self.listener.get().and_then(std::sync::Weak::upgrade) {
-                listener.on_reconnected();
-            }
+        }
+        // Claims that were refused meanwhile would ask again some time later.
+        if (gone || (is_serving && !was_serving))
+            && let Some(listener) = self.listener.get().and_then(std::sync::Weak::upgrade)
+        {
+            listener.on_reconnected();
         }
     }
 
@@ -160,7 +170,8 @@ impl Cluster {
                     () = tokio::time::sleep(pause) => false,
                 };
                 let Some(cluster) = cluster.upgrade() else { return };
-                let is_lost = !cluster.lost_primaries().is_empty();
+                let is_serving = cluster.is_serving.load(Ordering::Relaxed);
+                let is_lost = !cluster.lost_primaries().is_empty() || !is_serving;
                 let before = std::mem::replace(&mut epoch, cluster.epoch.load(Ordering::Relaxed));
                 if before != 0 && before != epoch {
                     election = Some(Instant::now());
@@ -176,7 +187,8 @@ impl Cluster {
                 }
                 turn += 1;
                 let lost = cluster.lost_primaries();
-                pause = match (lost.is_empty(), cluster.is_leased()) {
+                let is_serving = cluster.is_serving.load(Ordering::Relaxed);
+                pause = match (lost.is_empty() && is_serving, cluster.is_leased()) {
                     (false, _) => WHILE_LOST,
                     (true, true) => PROBE,
                     (true, false) => LONGEST.saturating_sub(looked.elapsed()),
@@ -237,10 +249,12 @@ async fn fetch_map(node: &Node, link: &Arc<Link>, operation: Operation) -> Resul
         }
     };
     // In this order, an old map never has a new epoch.
-    let epoch = epoch_in(&ask("INFO").await?).unwrap_or(0);
+    let info = ask("INFO").await?;
+    let epoch = epoch_in(&info).unwrap_or(0);
+    let is_serving = field_in(&info, "cluster_state:") == Some("ok");
     let map = SlotMap::read(&ask("SLOTS").await?, node);
     let map = map.ok_or_else(|| errors::unreadable(operation))?;
-    Ok(ReportedSlots { epoch, map })
+    Ok(ReportedSlots { epoch, map, is_serving })
 }
 
 fn info() -> redis::Cmd {
@@ -251,13 +265,17 @@ fn info() -> redis::Cmd {
 
 /// The epoch in the answer to `CLUSTER INFO`.
 fn epoch_in(answer: &Value) -> Option<u64> {
+    field_in(answer, "cluster_current_epoch:")?.parse().ok()
+}
+
+/// What follows this name in the answer to `CLUSTER INFO`.
+fn field_in<'a>(answer: &'a Value, name: &str) -> Option<&'a str> {
     let text = match answer {
         Value::BulkString(text) => std::str::from_utf8(text).ok()?,
         Value::VerbatimString { text, .. } => text,
         _ => return None,
     };
-    let epoch = text.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
-    epoch?.trim().parse().ok()
+    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
 fn not_a_cluster(node: &Node) -> Error {
