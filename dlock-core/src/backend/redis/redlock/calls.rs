@@ -18,15 +18,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use redis::Value;
-use tokio::sync::oneshot;
 
 use super::super::errors;
 use super::super::scripts::PackedRun;
+use super::answer_sink::AnswerSink;
 use super::node::OnReply;
 use super::quorum::{NodeReply, NodeRequest, Outcome, Round};
 use super::quorum_claim::QuorumClaim;
 use super::{Shared, codec};
-use crate::backend::Batch;
 use crate::claim::{AcquireOutcome, Answer, Mode, Release, RenewOutcome, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -36,12 +35,6 @@ const TRIES: u32 = 4;
 /// How long a divided try waits for nodes that have not answered, at least. It also waits
 /// as long as it took until a majority had answered.
 const STRAGGLERS: Duration = Duration::from_millis(10);
-
-/// Where the answers of calls go.
-pub(super) enum AnswerSink {
-    Batch(Box<dyn Batch>),
-    Channel(oneshot::Sender<Vec<Answer>>),
-}
 
 /// Calls that are answered together.
 pub(super) struct CallBatch {
@@ -70,10 +63,7 @@ impl CallBatch {
             let Some(sink) = state.sink.take() else { return };
             (sink, state.answers.iter_mut().filter_map(Option::take).collect())
         };
-        match sink {
-            AnswerSink::Batch(batch) => batch.complete(answers),
-            AnswerSink::Channel(channel) => drop(channel.send(answers)), // it may have been given up
-        }
+        sink.send(answers);
     }
 }
 

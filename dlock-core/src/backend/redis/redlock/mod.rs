@@ -12,6 +12,7 @@
 
 #[cfg(test)]
 mod agreement;
+mod answer_sink;
 mod calls;
 mod codec;
 mod give_back;
@@ -37,7 +38,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use url::Url;
 
-use self::calls::AnswerSink;
+use self::answer_sink::AnswerSink;
 use self::node::Node;
 use self::quorum::QuorumSize;
 use self::quorum_claim::QuorumClaim;
