@@ -17,7 +17,7 @@ pub struct Owner([u64; 2]);
 
 impl Owner {
     /// The owner with these bits.
-    pub fn from_bits(bits: u128) -> Self {
+    pub const fn from_bits(bits: u128) -> Self {
         Owner([(bits >> 64) as u64, bits as u64])
     }
 

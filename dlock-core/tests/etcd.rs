@@ -1,5 +1,6 @@
 //! The conformance suite on a real etcd, and tests of what only etcd does.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use dlock::backend::etcd::Etcd;
@@ -106,6 +107,33 @@ async fn keys_do_not_nest() {
     // A semaphore of the same name is apart too, and so is its name for a Go program.
     let permits = two.semaphore("a", 1).permits(1).lock().await.expect("the permit");
     drop((inner, outer, permits));
+}
+
+/// etcd keeps the name of a deleted key until it is compacted, and reads slow down with them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_contended_lock_leaves_few_names() {
+    const CLIENTS: usize = 3;
+    let Some(server) = EtcdServer::start() else { return };
+    let tasks: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let client = client(&server.url());
+            tokio::spawn(async move {
+                for _ in 0..100 {
+                    let guard = client.mutex("a").fair().lock().await.expect("the lock");
+                    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("the task");
+    }
+    let revisions = server.revision();
+    assert!(revisions >= 300, "an entry each: {revisions}");
+    let names: HashSet<String> = (1..=revisions).flat_map(|at| server.keys_at(at)).collect();
+    let names: Vec<_> = names.iter().filter(|name| name.starts_with("a/")).collect();
+    // The entry that is being released, and the next one.
+    assert!((CLIENTS..=CLIENTS * 2).contains(&names.len()), "{names:?}");
 }
 
 /// The lease of a client that goes is revoked, and does not wait for its end.

@@ -124,8 +124,18 @@ impl EtcdServer {
 
     /// The names of all keys.
     pub fn keys(&self) -> Vec<String> {
+        self.keys_at(0)
+    }
+
+    /// The names of all keys as of a revision; of the present one if it is zero.
+    pub fn keys_at(&self, revision: u64) -> Vec<String> {
         // All keys: from the byte zero on. Both are in Base64.
-        let all = serde_json::json!({ "key": "AA==", "range_end": "AA==", "keys_only": true });
+        let all = serde_json::json!({
+            "key": "AA==",
+            "range_end": "AA==",
+            "keys_only": true,
+            "revision": revision.to_string(),
+        });
         let found = self.ask("/v3/kv/range", &all);
         let found = found["kvs"].as_array().cloned().unwrap_or_default();
         found.iter().filter_map(|entry| decoded(entry["key"].as_str()?)).collect()

@@ -21,11 +21,10 @@ use tokio::task::JoinHandle;
 
 use super::Inner;
 use super::errors::CallError;
-use super::layout::{self, grant, has_room, holders};
+use super::layout::{grant, has_room, holders};
 use super::mirror::QueueStatus;
-use super::removal::was_there;
 use super::session::Session;
-use super::step::{Kind, Step};
+use super::step::{Kind, Step, was_there};
 use crate::claim::{
     AcquireOutcome, Answer, Claim, Holder, Release, ReleaseOutcome, Request, SessionTerm,
 };
@@ -187,7 +186,8 @@ impl Inner {
         }
         while !outcomes.steps.is_empty() {
             let mut prefixes = HashSet::new();
-            let is_now = |step: &Step| !step.makes_entry() || prefixes.insert(step.prefix.clone());
+            let is_now =
+                |step: &Step| !step.makes_entry() || prefixes.insert(step.name.prefix.clone());
             let (now, later) = std::mem::take(&mut outcomes.steps).into_iter().partition(is_now);
             outcomes.steps = later;
             transact(&session, now, caller, &mut outcomes).await;
@@ -206,21 +206,21 @@ impl Inner {
                 );
             }
         };
-        let entry = layout::entry(&prefix, session.lease, claim.owner);
         let known = session.claims.get(claim.owner);
-        let kind = match request {
-            Request::Release(_, how) => {
-                let Some(known) = known else {
-                    return Outcome::Answered(released(&claim, Ok(false)));
-                };
-                let is_doubtful = known.doubtful_version(session.version()).is_some();
-                let is_leaving = session.claims.removals.is_under_way(claim.owner);
-                if is_doubtful || is_leaving || *how != Release::Now {
-                    return remove(session, &claim, *how);
-                }
-                Kind::Release
+        let kind = match (request, &known) {
+            (Request::Release(..), None) => {
+                return Outcome::Answered(released(&claim, Ok(false)));
             }
-            _ => match known.map(|known| known.revision) {
+            (Request::Release(_, how), Some(known)) => {
+                let is_leaving = session.claims.removals.is_under_way(claim.owner);
+                match known.certain_revision() {
+                    Some(revision) if !is_leaving && *how == Release::Now => {
+                        Kind::Release(revision)
+                    }
+                    _ => return remove(session, &claim, *how),
+                }
+            }
+            (_, known) => match known.as_ref().map(|known| known.revision) {
                 Some(Some(revision)) if session.queues.holds(&prefix, claim.owner) => {
                     session.queues.leave(&prefix, claim.owner);
                     return Outcome::Granted(claim, revision);
@@ -231,7 +231,14 @@ impl Inner {
                 None => Kind::Probe,
             },
         };
-        Outcome::Next(Step { at, claim, prefix, entry, kind })
+        let name = match known {
+            Some(known) => known.name,
+            None => session.claims.names.take(&prefix, session.lease),
+        };
+        let old = claim.instead_of.and_then(|old| session.claims.get(old));
+        let replaced = old.and_then(|old| Some((old.certain_revision()?, old.name)));
+        let replaced = replaced.map(|(revision, name)| (name, revision));
+        Outcome::Next(Step { at, claim, name, replaced, kind })
     }
 }
 
@@ -247,7 +254,8 @@ async fn transact(
         // The version first: who is leaving after that made another one.
         let version = session.version();
         let is_leaving = |step: &Step| {
-            step.kind != Kind::Release && session.claims.removals.is_under_way(step.claim.owner)
+            !matches!(step.kind, Kind::Release(_))
+                && session.claims.removals.is_under_way(step.claim.owner)
         };
         let (leaving, going) = steps.into_iter().partition(is_leaving);
         failed(session, leaving, CallError::Lost(None), outcomes);
@@ -255,13 +263,13 @@ async fn transact(
         if steps.is_empty() {
             return;
         }
-        for step in &steps {
+        for step in &mut steps {
             let Claim { owner, key, .. } = &*step.claim;
             match step.kind {
                 Kind::Acquire | Kind::Probe => {
-                    session.claims.sending(*owner, key, &step.prefix, version);
+                    step.name = session.claims.sending(*owner, key, &step.name, version);
                 }
-                Kind::Release => drop(session.claims.removing(*owner)),
+                Kind::Release(_) => drop(session.claims.removing(*owner)),
                 Kind::Look => {}
             }
         }
@@ -283,7 +291,7 @@ async fn transact(
             Err(CallError::Outdated | CallError::NoLeader(_)) => settle(session, version, &steps),
             // An entry is made once, however often that is asked for.
             Err(CallError::Lost(source)) if Moment::now().since(began) < AT_ONCE => {
-                let is_release = |step: &Step| step.kind == Kind::Release;
+                let is_release = |step: &Step| matches!(step.kind, Kind::Release(_));
                 let (releases, again) = steps.into_iter().partition(is_release);
                 failed(session, releases, CallError::Lost(source), outcomes);
                 steps = again;
@@ -309,16 +317,20 @@ async fn transact(
 /// What the answer to a step says.
 fn answered(session: &Arc<Session>, step: Step, version: i64, answer: &TxnOpResponse) -> Outcome {
     let (claim, owner) = (step.claim.clone(), step.claim.owner);
-    if step.kind == Kind::Release {
+    if let Kind::Release(_) = step.kind {
         session.claims.forget(owner);
-        session.queues.leave(&step.prefix, owner);
+        session.queues.leave(&step.name.prefix, owner);
         return Outcome::Answered(released(&claim, Ok(was_there(answer))));
     }
     if let Some(old) = claim.instead_of.filter(|_| step.makes_entry()) {
-        session.discard(old); // its entry is deleted by this transaction
+        if step.replaced.is_some() {
+            session.claims.forget(old);
+        } else if session.claims.has(old) {
+            drop(session.start_removal(old, Release::Now));
+        }
     }
     let queue = step.queue_in(answer);
-    let own = queue.places.iter().position(|place| place.entry == step.entry);
+    let own = queue.places.iter().position(|place| place.entry == step.name.entry);
     if step.makes_entry() {
         session.claims.answered(owner, version, own.map(|own| queue.places[own].revision));
     }
@@ -340,7 +352,7 @@ fn answered(session: &Arc<Session>, step: Step, version: i64, answer: &TxnOpResp
             busy(queue.holder)
         }));
     }
-    match session.queues.wait(&step.prefix, &claim.key, owner, revision) {
+    match session.queues.wait(&step.name.prefix, &claim.key, owner, revision) {
         QueueStatus::Holds => Outcome::Granted(claim, revision),
         QueueStatus::Gone => Outcome::Next(again(step)),
         QueueStatus::Waits | QueueStatus::Unknown => {
@@ -353,13 +365,13 @@ fn answered(session: &Arc<Session>, step: Step, version: i64, answer: &TxnOpResp
 /// The step that makes the entry, since it is not there.
 fn again(step: Step) -> Step {
     let claim = Arc::new(Claim { instead_of: None, ..Claim::clone(&step.claim) });
-    Step { claim, kind: Kind::Acquire, ..step }
+    Step { claim, replaced: None, kind: Kind::Acquire, ..step }
 }
 
-/// The requests of these steps were answered, or will surely not be applied.
+/// The requests of these steps will surely not be applied.
 fn settle(session: &Session, version: i64, steps: &[Step]) {
     for step in steps.iter().filter(|step| step.makes_entry()) {
-        session.claims.answered(step.claim.owner, version, None);
+        session.claims.not_applied(step.claim.owner, version);
     }
 }
 
@@ -368,7 +380,7 @@ fn failed(session: &Arc<Session>, steps: Vec<Step>, error: CallError, outcomes: 
     let error = if session.is_over() { CallError::SessionOver } else { error };
     for step in steps {
         let outcome = match step.kind {
-            Kind::Release => remove(session, &step.claim, Release::Now),
+            Kind::Release(_) => remove(session, &step.claim, Release::Now),
             _ => Outcome::Answered(step.failed(session, error.clone())),
         };
         outcomes.add(step.at, outcome);

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   <root><key>/<lease in hex>                     an entry of Go's concurrency package
-//!   <root><key>/<lease in hex>-<owner>             an entry of dlock
-//!   <root><key>;permits/<lease in hex>-<owner>     permits of a semaphore, dlock's alone
+//!   <root><key>/<lease in hex>-<number>            an entry of dlock
+//!   <root><key>;permits/<lease in hex>-<number>    permits of a semaphore, dlock's alone
 //!   <root>;dlock/sessions/<lease in hex>           the session of a client
 //!   <root>;dlock/sessions/<lease in hex>/<owner>   a message to it: this lock was broken
 //!   <root>;dlock/broken/<key>                      who broke the lock last, for some minutes
 //! ```
 //!
 //! The entry with the lowest create revision holds the lock. Entries of dlock have a value
-//! (`record.rs`) that other programs do not read: it says who made the entry, and whether it
+//! (`record.rs`) that other programs do not read: it says whose entry it is, and whether it
 //! is a reader. To a program that does not know of readers a reader is one more entry that
 //! has to go first, which is right.
 //!
@@ -21,7 +21,7 @@
 //! A lock `a` has the prefix `a/`, below which are the entries of a lock `a/b` too. They are
 //! not direct children of `a`, and so do not count here.
 
-use crate::claim::{Grant, Mode, Owner};
+use crate::claim::{Grant, Mode};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
@@ -31,6 +31,9 @@ const OWN: &str = ";dlock";
 const TOKEN_BITS: u32 = 10;
 /// From this revision on a token would be 2^53 or more.
 const MAX_REVISION: i64 = 1 << (53 - TOKEN_BITS);
+
+/// The ids of leases that a server made up have more digits than this.
+const SHORTEST_LEASE: usize = 8;
 
 /// What all keys of a client begin with: empty, or it ends in `/`.
 #[derive(Clone, Debug)]
@@ -82,12 +85,14 @@ impl Root {
     /// The key that an entry with this lease is of; `None` if it is not an entry.
     pub(super) fn key_of(&self, entry: &str, lease: i64) -> Option<Key> {
         let (name, last) = entry.strip_prefix(&self.0)?.rsplit_once('/')?;
-        let (hex, owner) = last.split_once('-').map_or((last, None), |(hex, o)| (hex, Some(o)));
-        let is_owner = |owner: &str| owner.len() == 32 && owner.bytes().all(is_hex);
         // An entry of dlock has another lease while it is kept after its release.
-        let is_named = match owner {
-            Some(owner) => is_owner(owner) && !hex.is_empty() && hex.bytes().all(is_hex),
-            None => hex == format!("{lease:x}"),
+        let is_named = match last.split_once('-') {
+            Some((lease, number)) => {
+                lease.len() >= SHORTEST_LEASE
+                    && lease.bytes().all(is_hex)
+                    && number.parse::<u32>().is_ok_and(|it| it.to_string() == number)
+            }
+            None => last == format!("{lease:x}"),
         };
         if lease == 0 || !is_named {
             return None;
@@ -103,16 +108,9 @@ fn is_hex(byte: u8) -> bool {
     byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
 }
 
-/// The entry of an owner below a prefix.
-pub(super) fn entry(prefix: &str, lease: i64, owner: Owner) -> String {
-    format!("{prefix}{lease:x}-{owner}")
-}
-
-/// The owner of an entry of dlock.
-pub(super) fn owner_of(entry: &str) -> Option<Owner> {
-    let (_, owner) = entry.rsplit_once(['-', '/'])?;
-    let bits = u128::from_str_radix(owner, 16).ok()?;
-    (owner.len() == 32).then(|| Owner::from_bits(bits))
+/// The entry with this number below a prefix.
+pub(super) fn entry(prefix: &str, lease: i64, number: u32) -> String {
+    format!("{prefix}{lease:x}-{number}")
 }
 
 /// Whether an entry is directly below a prefix, and not of a lock that is nested in it.
@@ -188,20 +186,20 @@ mod tests {
         let (root, key) = (Root::new("/", "default"), Key::new("orders/7").unwrap());
         let prefix = root.prefix(&key, Mode::Exclusive).unwrap();
         assert_eq!(prefix, "orders/7/");
-        let owner = Owner::from_bits(7);
-        let name = entry(&prefix, 0x694d_1234, owner);
-        assert_eq!(name, "orders/7/694d1234-00000000000000000000000000000007");
-        assert_eq!(owner_of(&name), Some(owner));
-        assert_eq!(owner_of("orders/7/694d1234"), None);
+        let name = entry(&prefix, 0x694d_1234, 12);
+        assert_eq!(name, "orders/7/694d1234-12");
         assert_eq!(root.key_of(&name, 0x694d_1234), Some(key.clone()));
         assert_eq!(root.key_of("orders/7/694d1234", 0x694d_1234), Some(key.clone()));
         assert_eq!(root.key_of(&name, 0x694d), Some(key.clone()), "it is kept after its release");
         assert_eq!(root.key_of("orders/7/694d1234", 0x694d), None, "it is of another lease");
         assert_eq!(root.key_of(&root.session(5), 5), None);
+        for foreign in ["orders/7/694d1234-", "orders/7/694d1234-012", "orders/7/694d-1"] {
+            assert_eq!(root.key_of(foreign, 5), None, "{foreign}");
+        }
         let root = Root::new("/shop/", "eu");
         let permits = root.prefix(&key, Mode::Permits { count: 1, of: 2 }).unwrap();
         assert_eq!(permits, "shop/eu/orders/7;permits/");
-        assert_eq!(root.key_of(&entry(&permits, 5, owner), 5), Some(key));
+        assert_eq!(root.key_of(&entry(&permits, 0x694d_1234, 0), 5), Some(key));
     }
 
     #[test]

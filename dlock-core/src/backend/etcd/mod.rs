@@ -19,6 +19,7 @@ mod connection;
 mod errors;
 mod layout;
 mod mirror;
+mod names;
 mod operators;
 mod queues;
 mod record;

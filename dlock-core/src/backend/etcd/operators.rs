@@ -9,9 +9,9 @@ use etcd_client::{GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse};
 use super::Inner;
 use super::connection::Connection;
 use super::errors::CallError;
-use super::layout::{self, Place, grant, holders};
+use super::layout::{Place, grant, holders};
 use super::record::{Broken, Record, holder_of};
-use super::step::sorted;
+use super::step::{delete, sorted};
 use crate::backend::{
     Break, Cursor, HolderState, KeyState, Page, ServerRole, ServerState, WaiterState,
 };
@@ -154,28 +154,31 @@ impl Inner {
             return Ok(0);
         }
         let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-        let broken = |entry: &str| Broken { by: by.to_string(), entry: entry.to_owned(), delay_ms };
+        let broken = |entry: &str, revision| Broken {
+            by: by.to_string(),
+            entry: entry.to_owned(),
+            revision,
+            delay_ms,
+        };
         let mut leases = connection.client().lease_client();
         let record = connection.call(leases.grant(REMEMBERED, None)).await.map_err(failed)?;
         let options = PutOptions::new().with_lease(record.id());
-        let record = TxnOp::put(self.root.broken(key), broken("").encode(), Some(options));
-        let mut removed = Vec::new();
+        let record = TxnOp::put(self.root.broken(key), broken("", 0).encode(), Some(options));
+        let mut deletes = Vec::new();
         let mut told = vec![record];
-        for (place, entry) in &held {
-            removed.push(place.entry.clone());
-            if let Some(owner) = layout::owner_of(&place.entry) {
+        for (Place { entry: name, revision, .. }, entry) in &held {
+            deletes.push(TxnOp::txn(delete(name, *revision)));
+            if let Some(owner) = Record::decode(entry.value()).and_then(|record| record.owner()) {
                 let message = format!("{}/{owner}", self.root.session(entry.lease()));
                 let options = PutOptions::new().with_lease(entry.lease());
-                let value = broken(&place.entry).encode();
+                let value = broken(name, *revision).encode();
                 told.push(TxnOp::put(message.as_str(), value, Some(options)));
-                removed.push(message);
+                deletes.push(TxnOp::delete(message, None));
             }
         }
         connection.call(connection.kv().txn(Txn::new().and_then(told))).await.map_err(failed)?;
         let removing = tokio::spawn(async move {
             tokio::time::sleep(delay).await;
-            let deletes: Vec<TxnOp> =
-                removed.iter().map(|key| TxnOp::delete(key.as_str(), None)).collect();
             connection.call(connection.kv().txn(Txn::new().and_then(deletes))).await.map(drop)
         });
         // A command that breaks a lock ends after this call.

@@ -11,9 +11,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::connection::Connection;
 use super::errors::CallError;
-use super::layout::{Place, is_direct, owner_of};
+use super::layout::{Place, is_direct};
 use super::mirror::{Change, Mirror, QueueStatus};
-use super::record::{Broken, mode_of};
+use super::record::{Broken, mode_of, owner_in};
 use super::session::{RETRY, Session};
 use crate::claim::{LossReason, Notice, Owner};
 use crate::clock::Moment;
@@ -345,17 +345,16 @@ fn on_session_event(session: &Arc<Session>, event: &Event) {
 /// An operator broke a lock, if this entry below the key of the session says so.
 fn on_message(session: &Arc<Session>, entry: &KeyValue) {
     let Ok(message) = entry.key_str().map(str::to_owned) else { return };
-    let (Some(owner), Some(broken)) = (owner_of(&message), Broken::decode(entry.value())) else {
-        return;
-    };
+    let owner = message.rsplit_once('/').and_then(|(_, owner)| owner_in(owner));
+    let (Some(owner), Some(broken)) = (owner, Broken::decode(entry.value())) else { return };
     let (session, delay) = (session.clone(), broken.delay());
     let known = session.claims.forget(owner);
     if let (Some(known), Some(listener)) = (&known, session.listener.upgrade()) {
-        let reason = LossReason::Broken { by: broken.by };
+        let reason = LossReason::Broken { by: broken.by.clone() };
         listener.on_notice(&known.key, owner, Notice::Lost(reason));
     }
     tokio::spawn(async move {
         tokio::time::sleep(delay).await;
-        session.remove_broken(known, [broken.entry, message]).await;
+        session.remove_broken(known, broken, message).await;
     });
 }

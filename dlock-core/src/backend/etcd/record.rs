@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::backend::holder_json::{HolderJson, foreign_holder};
-use crate::claim::{Claim, Holder, Mode};
+use crate::claim::{Claim, Holder, Mode, Owner};
 
 /// The layout version.
 const VERSION: u32 = 1;
@@ -16,6 +16,9 @@ const VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     dlock: u32,
+    /// Whose entry it is, in hex.
+    #[serde(default)]
+    owner: String,
     #[serde(flatten, with = "HolderJson")]
     holder: Holder,
     /// When it was made, in milliseconds since 1970, by the clock of its maker.
@@ -36,7 +39,13 @@ impl Record {
             _ => None,
         };
         let shared = (claim.mode == Mode::Shared).then_some(true);
-        Record { dlock: VERSION, holder, at: millis(), shared, permits }
+        let owner = claim.owner.to_string();
+        Record { dlock: VERSION, owner, holder, at: millis(), shared, permits }
+    }
+
+    /// Whose entry it is.
+    pub(super) fn owner(&self) -> Option<Owner> {
+        owner_in(&self.owner)
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -71,6 +80,11 @@ impl Record {
     }
 }
 
+/// The owner that these digits stand for.
+pub(super) fn owner_in(hex: &str) -> Option<Owner> {
+    u128::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 32).map(Owner::from_bits)
+}
+
 fn millis() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -98,6 +112,8 @@ pub(super) struct Broken {
     pub(super) by: String,
     /// The entry, which is removed after this many milliseconds.
     pub(super) entry: String,
+    /// The create revision of that entry: a later one of the same name stays.
+    pub(super) revision: i64,
     pub(super) delay_ms: u64,
 }
 
@@ -122,7 +138,8 @@ mod tests {
     fn record(shared: Option<bool>, permits: Option<(u32, u32)>) -> Record {
         let tags = vec![("order".into(), "7".into())];
         let holder = Holder { client: 3, name: "a".into(), host: "b".into(), pid: 4, tags };
-        Record { dlock: VERSION, holder, at: 0, shared, permits }
+        let owner = Owner::from_bits(7).to_string();
+        Record { dlock: VERSION, owner, holder, at: 0, shared, permits }
     }
 
     #[test]
@@ -136,9 +153,12 @@ mod tests {
             assert_eq!(Record::decode(&record.encode()), Some(record.clone()));
             assert_eq!(mode_of(&record.encode()), mode);
         }
+        assert_eq!(record(None, None).owner(), Some(Owner::from_bits(7)));
+        assert_eq!(owner_in("7"), None);
         assert_eq!(record(None, None).downgraded().mode(), Mode::Shared);
         assert_eq!(holder_of(&record(None, None).encode(), 1).tags.len(), 1);
-        let broken = Broken { by: "operator".into(), entry: "a/1".into(), delay_ms: 500 };
+        let broken =
+            Broken { by: "operator".into(), entry: "a/1".into(), revision: 4, delay_ms: 500 };
         assert_eq!(Broken::decode(&broken.encode()), Some(broken));
     }
 

@@ -1,5 +1,6 @@
 //! How entries are removed. An entry would stay for as long as the session lives, so a
-//! removal goes on until it is done or the session is over, whoever still waits for it.
+//! removal goes on until it is done or the session is over, whoever still waits for it. Only
+//! then its name can be used again (`names.rs`).
 //!
 //! An entry that is to stay for a while after the release stays where it is, so that nobody
 //! overtakes it, and is attached to a lease of its own with that ttl.
@@ -7,13 +8,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
+use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse};
 use tokio::task::JoinHandle;
 
 use super::claims::Entry;
 use super::errors::CallError;
-use super::layout;
+use super::names::Name;
+use super::record::Broken;
 use super::session::{RETRY, Session, whole_seconds};
+use super::step::{delete, was_there};
 use crate::claim::{Owner, Release};
 
 impl Session {
@@ -40,10 +43,10 @@ impl Session {
     }
 
     /// What this owner has is not wanted any more, or is gone. It is not enough to forget it
-    /// if a request that makes it may be on its way.
+    /// if a request that makes it may be on its way, or was carried out.
     pub(super) fn discard(self: &Arc<Self>, owner: Owner) {
         match self.claims.get(owner) {
-            Some(known) if known.doubtful_version(self.version()).is_some() => {
+            Some(known) if known.certain_revision().is_none() => {
                 drop(self.start_removal(owner, Release::Now));
             }
             _ => drop(self.claims.forget(owner)),
@@ -65,86 +68,120 @@ impl Session {
         owner: Owner,
         how: Release,
     ) -> Result<bool, CallError> {
-        let removed = loop {
-            match self.remove_once(owner, how).await {
-                Err(error) if error.is_passing() && !self.is_over() => {
-                    tokio::time::sleep(RETRY).await;
-                }
-                removed => break removed,
-            }
-        };
-        self.claims.forget(owner);
+        let removed = self.until_answered(|| self.remove_once(owner, how)).await;
+        if let (Some(known), Err(_)) = (self.claims.forget(owner), &removed) {
+            known.name.abandon();
+        }
         self.claims.removals.end(owner);
         removed
     }
 
-    async fn remove_once(&self, owner: Owner, how: Release) -> Result<bool, CallError> {
+    async fn remove_once(self: &Arc<Self>, owner: Owner, how: Release) -> Result<bool, CallError> {
         let Some(known) = self.claims.get(owner) else { return Ok(false) };
-        self.queues.leave(&known.prefix, owner);
-        if let Some(version) = known.doubtful_version(self.version()) {
-            self.fence(version).await?;
-        }
-        let entry = layout::entry(&known.prefix, self.lease, owner);
+        self.queues.leave(&known.name.prefix, owner);
+        let Some(revision) = self.settled_revision(&known).await? else {
+            return Ok(self.claims.removing(owner));
+        };
         if let Release::After(time) = how {
-            return self.keep_taken(&entry, time).await;
+            return self.keep_taken(&known.name, revision, time).await;
         }
         let sent_before = self.claims.removing(owner);
-        // An owner that was busy may join the queue. A delete that is late must not remove the
-        // entry that it makes then.
-        let is_known = known
-            .certain_revision()
-            .map(|revision| Compare::create_revision(entry.as_str(), CompareOp::Equal, revision));
-        let delete = Txn::new().when(is_known.into_iter().collect::<Vec<_>>());
-        let delete = delete.and_then([TxnOp::delete(entry, None)]);
-        let answer = self.transaction(delete).await?;
+        let answer = self.transaction(delete(&known.name.entry, revision)).await?;
         Ok(sent_before || answer.op_responses().iter().any(was_there))
     }
 
+    /// The create revision of an entry that no request makes any more; `None` if it is not
+    /// there.
+    async fn settled_revision(&self, known: &Entry) -> Result<Option<i64>, CallError> {
+        if let Some(revision) = known.certain_revision() {
+            return Ok(Some(revision));
+        }
+        if let Some(version) = known.doubtful_version(self.version()) {
+            self.fence(version).await?;
+        }
+        let read = TxnOp::get(known.name.entry.as_str(), None);
+        let answer = self.transaction(Txn::new().and_then([read])).await?;
+        Ok(answer.op_responses().iter().find_map(|answer| match answer {
+            TxnOpResponse::Get(found) => found.kvs().first().map(KeyValue::create_revision),
+            _ => None,
+        }))
+    }
+
     /// Keeps an entry for this time, whatever becomes of the session. False if it is not there.
-    async fn keep_taken(&self, entry: &str, time: Duration) -> Result<bool, CallError> {
+    async fn keep_taken(
+        self: &Arc<Self>,
+        name: &Arc<Name>,
+        revision: i64,
+        time: Duration,
+    ) -> Result<bool, CallError> {
         let connection = self.connections.get().await?;
         let mut leases = connection.client().lease_client();
         let lease = connection.call(leases.grant(whole_seconds(time), None)).await?.id();
-        let is_there = Compare::create_revision(entry, CompareOp::Greater, 0);
+        let is_same = Compare::create_revision(name.entry.as_str(), CompareOp::Equal, revision);
         let options = PutOptions::new().with_lease(lease).with_ignore_value();
-        let keep = Txn::new().when([is_there]).and_then([TxnOp::put(entry, "", Some(options))]);
-        let is_kept = self.transaction(keep).await?.succeeded();
+        let keep = TxnOp::put(name.entry.as_str(), "", Some(options));
+        let is_kept =
+            self.transaction(Txn::new().when([is_same]).and_then([keep])).await?.succeeded();
         let until = if is_kept { time } else { Duration::ZERO };
         // A lease has whole seconds, and etcd is late to end it: it does so if we cannot.
+        let (session, name) = (self.clone(), name.clone());
         tokio::spawn(async move {
             tokio::time::sleep(until).await;
             let _ = connection.call(leases.revoke(lease)).await;
+            // An earlier attempt may have kept it by another lease.
+            let removing = || session.transaction(delete(&name.entry, revision));
+            if session.until_answered(removing).await.is_err() {
+                name.abandon();
+            }
         });
         Ok(is_kept)
     }
 
     /// Removes an entry whose lock was broken, and the message about it. The operator does so
     /// too, unless he cannot any more.
-    pub(super) async fn remove_broken(self: Arc<Self>, known: Option<Entry>, keys: [String; 2]) {
-        loop {
-            match self.remove_broken_once(known.as_ref(), &keys).await {
-                Err(error) if error.is_passing() && !self.is_over() => {
-                    tokio::time::sleep(RETRY).await;
-                }
-                _ => return,
-            }
+    pub(super) async fn remove_broken(
+        self: Arc<Self>,
+        known: Option<Entry>,
+        broken: Broken,
+        message: String,
+    ) {
+        let removing = || self.remove_broken_once(known.as_ref(), &broken, &message);
+        let removed = self.until_answered(removing).await;
+        if let (Some(known), Err(_)) = (&known, removed) {
+            known.name.abandon();
         }
     }
 
     async fn remove_broken_once(
         &self,
         known: Option<&Entry>,
-        keys: &[String; 2],
+        broken: &Broken,
+        message: &str,
     ) -> Result<(), CallError> {
-        if let Some(version) = known.and_then(|known| known.doubtful_version(self.version())) {
-            self.fence(version).await?;
+        let mut entries = vec![(broken.entry.as_str(), broken.revision)];
+        if let Some(known) = known
+            && let Some(revision) = self.settled_revision(known).await?
+        {
+            entries.push((&known.name.entry, revision));
         }
-        let deletes = keys.each_ref().map(|key| TxnOp::delete(key.as_str(), None));
+        entries.dedup();
+        let deletes = entries.iter().map(|(entry, revision)| TxnOp::txn(delete(entry, *revision)));
+        let deletes: Vec<TxnOp> = deletes.chain([TxnOp::delete(message, None)]).collect();
         self.transaction(Txn::new().and_then(deletes)).await.map(drop)
     }
-}
 
-/// Whether a delete found its key.
-pub(super) fn was_there(answer: &TxnOpResponse) -> bool {
-    matches!(answer, TxnOpResponse::Delete(deleted) if deleted.deleted() > 0)
+    /// Makes a call until it is answered, refused, or the session is over.
+    async fn until_answered<T, C: Future<Output = Result<T, CallError>>>(
+        &self,
+        call: impl Fn() -> C,
+    ) -> Result<T, CallError> {
+        loop {
+            match call().await {
+                Err(error) if error.is_passing() && !self.is_over() => {
+                    tokio::time::sleep(RETRY).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
 }

@@ -6,7 +6,8 @@ use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp, TxnOpR
 
 use super::Inner;
 use super::errors::CallError;
-use super::layout::{self, holders};
+use super::layout::holders;
+use super::names::Name;
 use super::record::Record;
 use super::session::Session;
 use super::step::sorted;
@@ -84,16 +85,13 @@ impl Inner {
         lease: &Claim,
         answer: TxnOpResponse,
     ) -> Result<Option<bool>> {
-        if !session.claims.has(lease.owner) {
-            return Ok(None);
-        }
-        let prefix = self.root.prefix(&lease.key, lease.mode)?;
-        let entry = layout::entry(&prefix, session.lease, lease.owner);
+        let Some(known) = session.claims.get(lease.owner) else { return Ok(None) };
+        let Name { prefix, entry, .. } = &*known.name;
         let TxnOpResponse::Get(mut look) = answer else { return Ok(None) };
-        let found = sorted(&prefix, look.take_kvs());
+        let found = sorted(prefix, look.take_kvs());
         let places: Vec<_> = found.iter().map(|(place, _)| place.clone()).collect();
         let held = holders(&places);
-        let Some(own) = places.iter().position(|place| place.entry == entry) else {
+        let Some(own) = places.iter().position(|place| place.entry == *entry) else {
             session.discard(lease.owner);
             return Ok(None);
         };
@@ -105,7 +103,7 @@ impl Inner {
         if lease.mode == Mode::Shared && places[own].mode == Mode::Exclusive {
             let record = Record::decode(found[own].1.value()).unwrap_or_else(|| Record::of(lease));
             let record = record.downgraded();
-            let downgraded = self.downgrade(session, &entry, places[own].revision, &record);
+            let downgraded = self.downgrade(session, entry, places[own].revision, &record);
             downgraded.await.map_err(|error| error.written(Operation::Renew, &lease.key))?;
         }
         Ok(Some(places.len() > held))

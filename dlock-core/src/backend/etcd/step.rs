@@ -10,7 +10,8 @@ use etcd_client::{
 };
 
 use super::errors::CallError;
-use super::layout::{self, Place};
+use super::layout::Place;
+use super::names::Name;
 use super::queues::place;
 use super::record::{Record, holder_of};
 use super::session::Session;
@@ -22,8 +23,9 @@ pub(super) struct Step {
     /// The number of the call in its batch.
     pub(super) at: usize,
     pub(super) claim: Arc<Claim>,
-    pub(super) prefix: String,
-    pub(super) entry: String,
+    pub(super) name: Arc<Name>,
+    /// The entry that goes when this one is made, and its create revision.
+    pub(super) replaced: Option<(Arc<Name>, i64)>,
     pub(super) kind: Kind,
 }
 
@@ -35,7 +37,8 @@ pub(super) enum Kind {
     Probe,
     /// Looks where the entry stands, which was made before.
     Look,
-    Release,
+    /// Removes the entry with this create revision.
+    Release(i64),
 }
 
 impl Step {
@@ -44,18 +47,19 @@ impl Step {
     }
 
     pub(super) fn operation(&self, session: &Session) -> TxnOp {
-        let look = TxnOp::get(self.prefix.as_str(), Some(GetOptions::new().with_prefix()));
+        let Name { prefix, entry, .. } = &*self.name;
+        let look = TxnOp::get(prefix.as_str(), Some(GetOptions::new().with_prefix()));
         match self.kind {
-            Kind::Release => return TxnOp::delete(self.entry.as_str(), None),
+            Kind::Release(revision) => return TxnOp::txn(delete(entry, revision)),
             Kind::Look => return look,
             Kind::Acquire | Kind::Probe => {}
         }
         let options = PutOptions::new().with_lease(session.lease);
         let value = Record::of(&self.claim).encode();
-        let make = TxnOp::put(self.entry.as_str(), value, Some(options));
-        let is_missing = Compare::create_revision(self.entry.as_str(), CompareOp::Equal, 0);
-        if let Some(old) = self.claim.instead_of {
-            let leave = TxnOp::delete(layout::entry(&self.prefix, session.lease, old), None);
+        let make = TxnOp::put(entry.as_str(), value, Some(options));
+        let is_missing = Compare::create_revision(entry.as_str(), CompareOp::Equal, 0);
+        if let Some((old, revision)) = &self.replaced {
+            let leave = TxnOp::txn(delete(&old.entry, *revision));
             if self.kind == Kind::Probe {
                 return TxnOp::txn(Txn::new().and_then([leave, look])); // it is made next
             }
@@ -63,8 +67,7 @@ impl Step {
             let made = Txn::new().when([is_missing]).and_then(made).or_else([leave, look]);
             return TxnOp::txn(made);
         }
-        let is_free =
-            Compare::create_revision(self.prefix.as_str(), CompareOp::Equal, 0).with_prefix();
+        let is_free = Compare::create_revision(prefix.as_str(), CompareOp::Equal, 0).with_prefix();
         let queue = match self.kind {
             Kind::Probe => look,
             _ => {
@@ -87,13 +90,13 @@ impl Step {
             // The entry was made and not looked at, since there is no other one.
             TxnOpResponse::Put(made) => {
                 let revision = made.header().map_or(0, etcd_client::ResponseHeader::revision);
-                let own = Place { revision, entry: self.entry.clone(), mode: self.claim.mode };
+                let own = Place { revision, entry: self.name.entry.clone(), mode: self.claim.mode };
                 return Queue { places: vec![own], holder: None };
             }
             TxnOpResponse::Get(look) => look.kvs().to_vec(),
             TxnOpResponse::Delete(_) => Vec::new(),
         };
-        let found = sorted(&self.prefix, found);
+        let found = sorted(&self.name.prefix, found);
         let holder = found.first().map(|(_, entry)| holder_of(entry.value(), entry.lease()));
         Queue { places: found.into_iter().map(|(place, _)| place).collect(), holder }
     }
@@ -103,7 +106,7 @@ impl Step {
     /// forgotten when its caller gives up.
     pub(super) fn failed(&self, session: &Arc<Session>, error: CallError) -> Answer {
         let Claim { key, owner, .. } = &*self.claim;
-        if self.kind == Kind::Release {
+        if let Kind::Release(_) = self.kind {
             return Answer::Release(Err(error.written(Operation::Release, key)));
         }
         let has_entry = session.claims.has(*owner);
@@ -114,6 +117,21 @@ impl Step {
             drop(session.start_removal(*owner, Release::Now)); // nobody asks again
         }
         Answer::Acquire(Err(error.written(Operation::Acquire, key)))
+    }
+}
+
+/// Removes the entry with this create revision, and no later one of the same name.
+pub(super) fn delete(entry: &str, revision: i64) -> Txn {
+    let is_same = Compare::create_revision(entry, CompareOp::Equal, revision);
+    Txn::new().when([is_same]).and_then([TxnOp::delete(entry, None)])
+}
+
+/// Whether a delete found its key.
+pub(super) fn was_there(answer: &TxnOpResponse) -> bool {
+    match answer {
+        TxnOpResponse::Delete(deleted) => deleted.deleted() > 0,
+        TxnOpResponse::Txn(done) => done.op_responses().iter().any(was_there),
+        _ => false,
     }
 }
 

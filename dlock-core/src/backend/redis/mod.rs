@@ -175,7 +175,8 @@ impl Redis {
         };
         let shards = matches!(route, Route::Cluster(_)).then(ShardNotices::new);
         let (waiting, names_read) = (notices.waiting.clone(), names.clone());
-        let releases = route.fails_over().then(Arc::<RecentReleases>::default);
+        let releases =
+            route.fails_over().then(|| Arc::new(RecentReleases::new(locks.clone(), names.clone())));
         let reader = AnswerReader { names: names_read, waiting, shards, releases };
         let (listener, tail) = (OnceLock::new(), PerHolder::new());
         let after_failover = OnceLock::new();
@@ -317,8 +318,8 @@ impl Backend for Redis {
         let Some(releases) = self.reader.releases.clone() else {
             return self.locks.set_listener(listener);
         };
-        let (route, names, scripts) = (self.locks.clone(), self.names.clone(), self.scripts);
-        let after = Arc::new(AfterFailover { listener, releases, route, names, scripts });
+        let scripts = self.scripts;
+        let after = Arc::new(AfterFailover { listener, releases, scripts });
         let after = self.after_failover.get_or_init(|| after);
         let listener: Arc<dyn Listener> = after.clone();
         self.locks.set_listener(Arc::downgrade(&listener));

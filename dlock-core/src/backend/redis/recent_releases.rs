@@ -6,7 +6,7 @@
 //! or another node is a primary. That is safe: an owner is used once, and a release
 //! compares it, so it never touches the lock of a successor.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,28 +21,38 @@ use crate::claim::{Release, Request};
 use crate::error::Operation;
 use crate::key::Key;
 
-/// How long before the latest release others are remembered: far more than replication is
-/// behind.
+/// How long before the latest release at a server others are remembered: far more than
+/// replication is behind.
 const REMEMBERED: Duration = Duration::from_millis(300);
-/// The most that are remembered.
+/// The most that are remembered of a server.
 const MOST: usize = 2_048;
 /// How many leave together.
 const TOGETHER: usize = 64;
 /// How long they may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The latest releases.
-#[derive(Default)]
-pub(super) struct RecentReleases(Mutex<VecDeque<(Instant, Released)>>);
+/// The latest releases at each server. While one is down, the others go on and make it
+/// forget nothing.
+pub(super) struct RecentReleases {
+    route: Route,
+    names: Names,
+    of_servers: Mutex<HashMap<usize, VecDeque<Released>>>,
+}
 
 /// What was released.
+#[derive(Clone)]
 struct Released {
+    at: Instant,
     key: Key,
     permits: bool,
     owner: Owner,
 }
 
 impl RecentReleases {
+    pub(super) fn new(route: Route, names: Names) -> Self {
+        RecentReleases { route, names, of_servers: Mutex::default() }
+    }
+
     /// Remembers what this request has given back.
     pub(super) fn on_answered(&self, request: &Request) {
         let claim = request.claim();
@@ -52,28 +62,35 @@ impl RecentReleases {
             _ => None,
         };
         let Some(owner) = owner else { return };
-        let released = Released { key: claim.key.clone(), permits: claim.mode.is_permits(), owner };
-        let now = Instant::now();
-        let mut recent = self.0.lock();
-        while recent.len() >= MOST
-            || recent.front().is_some_and(|(at, _)| now.duration_since(*at) > REMEMBERED)
-        {
-            recent.pop_front();
-        }
-        recent.push_back((now, released));
+        let (key, permits) = (claim.key.clone(), claim.mode.is_permits());
+        let server = match &self.route {
+            Route::Server(_) => 0,
+            Route::Cluster(cluster) => cluster.partition_of(&self.names.state(&key, permits)),
+        };
+        let released = Released { at: Instant::now(), key, permits, owner };
+        let mut of_servers = self.of_servers.lock();
+        remember(of_servers.entry(server).or_default(), released);
     }
 
-    fn take(&self) -> Vec<Released> {
-        self.0.lock().drain(..).map(|(_, released)| released).collect()
+    /// For each server what was released last. It stays: the server that hears of it now may
+    /// be lost too, or may not answer.
+    fn latest(&self) -> Vec<Vec<Released>> {
+        self.of_servers.lock().values().map(|recent| recent.iter().cloned().collect()).collect()
     }
+}
+
+fn remember(recent: &mut VecDeque<Released>, released: Released) {
+    let is_old = |old: &Released| released.at.duration_since(old.at) > REMEMBERED;
+    while recent.len() >= MOST || recent.front().is_some_and(is_old) {
+        recent.pop_front();
+    }
+    recent.push_back(released);
 }
 
 /// Makes releases again when a server was found again, and passes everything on.
 pub(super) struct AfterFailover {
     pub(super) listener: Weak<dyn Listener>,
     pub(super) releases: Arc<RecentReleases>,
-    pub(super) route: Route,
-    pub(super) names: Names,
     pub(super) scripts: &'static Scripts,
 }
 
@@ -85,11 +102,10 @@ impl Listener for AfterFailover {
     }
 
     fn on_reconnected(&self) {
-        let released = self.releases.take();
-        if !released.is_empty() {
-            let (route, names, scripts) = (self.route.clone(), self.names.clone(), self.scripts);
+        for released in self.releases.latest() {
+            let (releases, scripts) = (self.releases.clone(), self.scripts);
             tokio::spawn(async move {
-                let again = release_again(&route, &names, scripts, &released);
+                let again = release_again(&releases, scripts, &released);
                 let _ = tokio::time::timeout(PATIENCE, again).await; // else the ttl ends them
             });
         }
@@ -99,9 +115,9 @@ impl Listener for AfterFailover {
     }
 }
 
+/// Makes releases at one server again.
 async fn release_again(
-    route: &Route,
-    names: &Names,
+    RecentReleases { route, names, .. }: &RecentReleases,
     scripts: &'static Scripts,
     released: &[Released],
 ) {
@@ -126,4 +142,24 @@ fn run(names: &Names, scripts: &'static Scripts, released: &[Released]) -> Run {
         run.write(|word| codec::write_mark(*owner, word));
     }
     run
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_released_long_before_the_latest_is_forgotten() {
+        let (start, key) = (Instant::now(), Key::new("a").unwrap());
+        let mut recent = VecDeque::new();
+        let mut release = |millis| {
+            let (at, owner) = (start + Duration::from_millis(millis), Owner::from_bits(0));
+            remember(&mut recent, Released { at, key: key.clone(), permits: false, owner });
+            recent.len()
+        };
+        assert_eq!([0, 200, 300].map(&mut release), [1, 2, 3]);
+        assert_eq!(release(450), 3, "the first one is replicated by now");
+        assert_eq!(release(5_000), 1);
+        assert_eq!((0..5_000).map(|_| release(5_000)).max(), Some(MOST));
+    }
 }
