@@ -229,6 +229,13 @@ async fn leases_are_renewed_or_lost_within_a_second() {
     let lost = client.mutex(here.as_str()).ttl(ttl).lock().await.expect("the lock");
     assert_eq!(before.release().await.expect("an answer"), ReleaseOutcome::Released);
     blocking(|| cluster.nodes[0].kill());
+    // Releases at other nodes go on meanwhile.
+    let going_on = keys_at(&cluster, 1, 2).remove(1);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(600) {
+        let guard = client.mutex(going_on.as_str()).lock().await.expect("the lock");
+        assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    }
     blocking(|| cluster.await_failover(slot, 0));
     let promoted = Instant::now();
     assert_eq!(lost.lost().await, LossReason::Forgotten);

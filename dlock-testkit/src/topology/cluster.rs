@@ -93,7 +93,7 @@ impl ClusterServers {
     }
 
     /// Waits until every node agrees that the cluster works, and every replica follows
-    /// its primary.
+    /// its primary and has what that has.
     ///
     /// # Panics
     /// If that does not happen.
@@ -127,6 +127,7 @@ impl ClusterServers {
             let first = primaries(&self.nodes[0]);
             self.nodes.iter().all(|node| primaries(node) == first)
         });
+        super::await_replication(&self.nodes);
     }
 
     /// The slot of a key, by the server's own account.

@@ -85,6 +85,26 @@ fn followers(primary: &RedisServer) -> usize {
     info.lines().filter(|line| line.starts_with("slave") && follows(line)).count()
 }
 
+/// Waits until the replicas of these servers have what their primaries have now. One that was
+/// copied to is online before that: what was written since is sent to it up to a second later.
+fn await_replication(servers: &[RedisServer]) {
+    let offset = |server: &RedisServer| -> u64 {
+        let info = server.cli(&["INFO", "replication"]);
+        field(&info, "master_repl_offset").and_then(|offset| offset.parse().ok()).unwrap_or(0)
+    };
+    let primaries: Vec<_> = servers.iter().filter(|server| is_primary(server)).collect();
+    for (primary, offset) in primaries.iter().map(|it| (it, offset(it))).collect::<Vec<_>>() {
+        wait_until("every replica has what its primary has", || {
+            let info = primary.cli(&["INFO", "replication"]);
+            let behind = |line: &str| {
+                let acknowledged = line.split(',').find_map(|word| word.strip_prefix("offset="));
+                acknowledged.is_none_or(|it| it.parse().unwrap_or(0) < offset)
+            };
+            info.lines().filter(|line| line.contains("state=")).all(|line| !behind(line))
+        });
+    }
+}
+
 /// Waits until something is so.
 ///
 /// # Panics

@@ -112,7 +112,8 @@ impl SentinelServers {
         format!("redis+sentinel://{}/{MASTER_NAME}", hosts.join(","))
     }
 
-    /// Waits until every replica follows the primary and every Sentinel knows all others.
+    /// Waits until every replica follows the primary and has what that has, and every
+    /// Sentinel knows all others.
     ///
     /// # Panics
     /// If that does not happen.
@@ -132,6 +133,7 @@ impl SentinelServers {
                     && value(&known, "flags") == Some("master")
             })
         });
+        super::await_replication(&self.servers);
     }
 
     /// Sets how long a primary is silent before a Sentinel takes it for down. It starts
