@@ -136,12 +136,11 @@ pub(crate) async fn deduct_first_free_in<T: InTransaction>(
     let store = first.sql()?;
     sales.iter().try_for_each(|sale| sale.sql().map(drop))?;
     let request = Request::Deduct { quantity, operation: None, buyer: None };
-    let keys: Vec<_> = sales.iter().map(|sale| sale.shared.inventory.key.clone()).collect();
-    if let Some(free) = store.lock_free_in(&mut tx.session(), &keys, quantity).await? {
-        let sale = &sales[free];
-        let id = &sale.shared.inventory;
-        let deduction = sale.deduction(None, store.apply_in(&mut tx.session(), id, &request).await);
-        match deduction? {
+    let inventories: Vec<_> = sales.iter().map(|sale| &sale.shared.inventory).collect();
+    let applied =
+        store.apply_to_free_in(&mut tx.session(), &inventories, quantity, &request).await?;
+    if let Some((free, view, answer)) = applied {
+        match sales[free].deduction(None, Ok((view, answer)))? {
             Deduction::SoldOut { .. } | Deduction::NotEnough { .. } => {}
             other => return Ok(other),
         }

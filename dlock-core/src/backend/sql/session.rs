@@ -143,6 +143,24 @@ impl Session<'_> {
         })
     }
 
+    /// Runs statements that write different rows, on PostgreSQL in one round trip.
+    ///
+    /// # Errors
+    /// That of the driver.
+    pub async fn execute_all(&mut self, statements: Vec<Statement>) -> sqlx::Result<()> {
+        #[cfg(feature = "postgres")]
+        if let Session::Postgres(..) = self {
+            return match Statement::together(statements) {
+                Some(together) => self.execute(together).await.map(drop),
+                None => Ok(()),
+            };
+        }
+        for statement in statements {
+            self.execute(statement).await?;
+        }
+        Ok(())
+    }
+
     /// Sends statements without values. They are not prepared.
     pub(super) async fn send(&mut self, sql: &'static str) -> sqlx::Result<()> {
         match self {

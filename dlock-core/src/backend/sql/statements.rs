@@ -170,6 +170,20 @@ impl Statement {
         }
     }
 
+    /// Several statements that write different rows, as one; `None` if there are none.
+    #[cfg(feature = "postgres")]
+    pub(super) fn together(mut statements: Vec<Statement>) -> Option<Self> {
+        let last = statements.pop()?;
+        if statements.is_empty() {
+            return Some(last);
+        }
+        let first = |(place, it): (usize, &Statement)| format!("part{place} AS ({})", it.sql);
+        let first: Vec<String> = statements.iter().enumerate().map(first).collect();
+        let mut together = Statement::new(format!("WITH {} {}", first.join(", "), last.sql));
+        together.parts = statements.into_iter().chain([last]).flat_map(|it| it.parts).collect();
+        Some(together)
+    }
+
     /// Writes rows as `VALUES`. The last one is repeated, so that there are few statements.
     #[cfg(any(feature = "mysql", feature = "sqlite"))]
     fn values(
@@ -249,10 +263,30 @@ pub(super) fn placeholders(count: usize) -> String {
     marks
 }
 
-#[cfg(all(test, any(feature = "mysql", feature = "sqlite")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn statements_are_made_together() {
+        let statement = |sql: &str, value: u64| Statement::new(sql).bind(value);
+        assert!(Statement::together(Vec::new()).is_none());
+        let one = Statement::together(vec![statement("DELETE FROM a WHERE id = ?", 1)]);
+        assert_eq!(one.unwrap().numbered(), "DELETE FROM a WHERE id = $1");
+        let two = vec![
+            statement("DELETE FROM a WHERE id = ?", 1),
+            statement("UPDATE b SET n = ? WHERE m @IN", 2).bind_list(["x".to_owned()]),
+        ];
+        let two = Statement::together(two).unwrap();
+        assert_eq!(
+            two.numbered(),
+            "WITH part0 AS (DELETE FROM a WHERE id = $1) UPDATE b SET n = $2 WHERE m = ANY($3)"
+        );
+        assert_eq!(two.parts.len(), 3);
+    }
+
+    #[cfg(any(feature = "mysql", feature = "sqlite"))]
     #[test]
     fn lists_have_few_lengths() {
         assert_eq!([0, 1, 2, 3, 5, 500].map(padded), [1, 1, 2, 4, 8, 512]);

@@ -3,7 +3,7 @@
 //! changed.
 //!
 //! The number of statements does not grow with the batch: at most five that read and nine
-//! that write. What a batch cannot touch is not read: a sale without reservations never
+//! that write (one on PostgreSQL). What a batch cannot touch is not read: a sale without reservations never
 //! asks for them.
 //!
 //! Invariants:
@@ -59,13 +59,25 @@ pub(super) async fn apply(
     owned: Owned,
 ) -> sqlx::Result<Option<(View, Vec<Answer>)>> {
     let Some(row) = lock(session, id, birth, owned).await? else { return Ok(None) };
+    apply_to(session, id, row, start, batch, owned).await.map(Some)
+}
+
+/// Applies a batch to an inventory whose row is locked.
+pub(super) async fn apply_to(
+    session: &mut Session<'_>,
+    id: &str,
+    row: HeadRow,
+    start: usize,
+    batch: &[Request],
+    owned: Owned,
+) -> sqlx::Result<(View, Vec<Answer>)> {
     let now = row.now;
     let mut loaded = Loaded::load(session, row, batch, owned).await?;
     loaded.home.reclaim(now);
     let answers = batch.iter().map(|request| loaded.answer(start, request)).collect();
     let view = loaded.home.view(now);
     write::changes(session, id, loaded, owned).await?;
-    Ok(Some((view, answers)))
+    Ok((view, answers))
 }
 
 /// Changes the inventory as a whole; `None` if it is not there.
@@ -91,15 +103,22 @@ async fn lock(
     birth: u64,
     owned: Owned,
 ) -> sqlx::Result<Option<HeadRow>> {
+    if owned == Owned::ByCaller {
+        touch(session, id).await?;
+    }
+    let row = head::read(session, id, Lock::Wait).await?;
+    Ok(row.filter(|row| row.is_of(birth)))
+}
+
+/// A write, so that a transaction of SQLite has the file for itself before it reads.
+pub(super) async fn touch(session: &mut Session<'_>, id: &str) -> sqlx::Result<()> {
     #[cfg(feature = "sqlite")]
-    if session.dialect() == Dialect::Sqlite && owned == Owned::ByCaller {
-        // A write, so that the transaction has the file for itself before it reads.
+    if session.dialect() == Dialect::Sqlite {
         let touch = "UPDATE dlock_stock SET id = id WHERE id = ?";
         session.execute(Statement::new(touch).bind(id)).await?;
     }
-    let _ = owned;
-    let row = head::read(session, id, Lock::Wait).await?;
-    Ok(row.filter(|row| birth == 0 || birth == row.head.birth))
+    let _ = (session, id);
+    Ok(())
 }
 
 impl Loaded {

@@ -9,8 +9,8 @@ use crate::store::{Counts, Generations, Terms};
 
 /// The layout of the text.
 const LAYOUT: u64 = 1;
-const COLUMNS: &str = "home, birth, terms, state";
-const KINDS: [Kind; 5] = [Kind::Int, Kind::Int, Kind::Text, Kind::Text, Kind::Int];
+const COLUMNS: &str = "id, home, birth, terms, state";
+const KINDS: [Kind; 6] = [Kind::Text, Kind::Int, Kind::Int, Kind::Text, Kind::Text, Kind::Int];
 
 /// A row of `dlock_stock`, and the time at which it was read.
 #[derive(Clone, Debug)]
@@ -67,10 +67,37 @@ pub(super) async fn read(
 ) -> sqlx::Result<Option<HeadRow>> {
     let dialect = session.dialect();
     let lock = if lock == Lock::Wait { for_update(dialect) } else { "" };
-    let now = now(dialect);
-    let sql = format!("SELECT {COLUMNS}, {now} FROM dlock_stock WHERE id = ?{lock}");
+    let sql = select(dialect, &format!("id = ?{lock}"));
     let rows = session.fetch(Statement::new(sql).bind(id), &KINDS).await?;
+    let row = rows.into_iter().next().map(|row| HeadRow::of(row).ok_or_else(unreadable));
+    Ok(row.transpose()?.map(|(_, row)| row))
+}
+
+/// Locks the row of one of these inventories that nobody else has locked and that has so many
+/// units available, and answers its id with it.
+pub(super) async fn lock_free(
+    session: &mut Session<'_>,
+    ids: Vec<String>,
+    quantity: u64,
+) -> sqlx::Result<Option<(String, HeadRow)>> {
+    let dialect = session.dialect();
+    let end = match dialect {
+        // The rows are sorted before the first one is locked.
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => "ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED",
+        // All rows would be locked before they are sorted.
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => "LIMIT 1 FOR UPDATE SKIP LOCKED",
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => "ORDER BY random() LIMIT 1",
+    };
+    let sql = select(dialect, &format!("id @IN AND available >= ? {end}"));
+    let rows = session.fetch(Statement::new(sql).bind_list(ids).bind(quantity), &KINDS).await?;
     rows.into_iter().next().map(|row| HeadRow::of(row).ok_or_else(unreadable)).transpose()
+}
+
+fn select(dialect: Dialect, which: &str) -> String {
+    format!("SELECT {COLUMNS}, {} FROM dlock_stock WHERE {which}", now(dialect))
 }
 
 /// The error for something that this version cannot read.
@@ -79,8 +106,9 @@ pub(super) fn unreadable() -> sqlx::Error {
 }
 
 impl HeadRow {
-    fn of(row: Vec<Value>) -> Option<Self> {
-        let [home, birth, terms, state, now] = <[Value; 5]>::try_from(row).ok()?;
+    /// The id of an inventory, and its row.
+    fn of(row: Vec<Value>) -> Option<(String, Self)> {
+        let [id, home, birth, terms, state, now] = <[Value; 6]>::try_from(row).ok()?;
         let terms = Terms::from_comparable(&terms.text()?)?;
         let state = state.text()?;
         let mut numbers = state.split(' ').map(str::parse::<u64>);
@@ -127,7 +155,13 @@ impl HeadRow {
             let supplied = available + reserved + sold;
             head.segments.push(Counts { available, reserved, sold, supplied });
         }
-        Some(HeadRow { home: home.count(), head, swept, trimmed, now: now.count() / 1_000 })
+        let (home, now) = (home.count(), now.count() / 1_000);
+        Some((id.text()?, HeadRow { home, head, swept, trimmed, now }))
+    }
+
+    /// Whether it is the inventory with this birth; any is if that is not known.
+    pub(super) fn is_of(&self, birth: u64) -> bool {
+        birth == 0 || birth == self.head.birth
     }
 
     fn state(&self) -> String {
@@ -194,10 +228,10 @@ impl HeadRow {
     }
 
     /// Writes the row of an inventory that is locked.
-    pub(super) async fn update(&self, session: &mut Session<'_>, id: &str) -> sqlx::Result<()> {
+    pub(super) fn update(&self, id: &str) -> Statement {
         let sql = "UPDATE dlock_stock SET available = ?, reserved = ?, sold = ?, state = ? \
              WHERE id = ?";
-        session.execute(self.bind(Statement::new(sql)).bind(id)).await.map(drop)
+        self.bind(Statement::new(sql)).bind(id)
     }
 }
 
@@ -227,18 +261,21 @@ mod tests {
         head.sizes.insert(0, 12);
         let row = HeadRow { home: 77, head, swept: 7, trimmed: 5, now: 1_763_000_000_000 };
         let cells = vec![
+            Value::from("default:sale"),
             Value::from(row.home),
             Value::from(row.head.birth),
             Value::from(row.head.terms.to_comparable()),
             Value::from(row.state()),
             Value::from(row.now * 1_000 + 7),
         ];
-        let read = HeadRow::of(cells).expect("it can be read");
+        let (id, read) = HeadRow::of(cells).expect("it can be read");
+        assert_eq!(id, "default:sale");
         assert_eq!(read.head, row.head);
         assert_eq!((read.home, read.swept, read.trimmed, read.now), (77, 7, 5, row.now));
         let state = row.state().replacen("1 ", "2 ", 1);
         let one = || Value::from(1_u64);
-        let other = vec![one(), one(), Value::from("1 1 0 0 0 1 0"), state.into(), one()];
+        let other =
+            vec![Value::from("a"), one(), one(), Value::from("1 1 0 0 0 1 0"), state.into(), one()];
         assert!(HeadRow::of(other).is_none());
     }
 }

@@ -2,13 +2,13 @@
 //! caller commits.
 
 use dlock::Key;
-use dlock::extension::sql::{Dialect, Kind, Session, Statement, failed_in_transaction};
+use dlock::extension::sql::{Session, failed_in_transaction};
 use rand::RngExt as _;
 
 use super::batch::{self, Owned};
-use super::{Sql, batch::id as text_of};
+use super::{Sql, head};
 use crate::error::{Error, Result};
-use crate::store::{Answer, Id, InventoryId, Request, View, missing};
+use crate::store::{Answer, InventoryId, Request, View, missing};
 
 impl Sql {
     /// Applies one request inside a transaction of the caller.
@@ -22,7 +22,7 @@ impl Sql {
         let (id, birth) = (self.id(&inventory.key), inventory.birth);
         let request = std::slice::from_ref(request);
         loop {
-            let start = rand::rng().random_range(0..crate::MAX_SEGMENTS) as usize;
+            let start = random_start();
             let applied = batch::apply(session, &id, birth, start, request, Owned::ByCaller).await;
             let applied = applied.map_err(|error| failed(session, &inventory.key, error))?;
             let Some((view, answers)) = applied else { return Err(missing(inventory, false)) };
@@ -34,35 +34,40 @@ impl Sql {
         }
     }
 
-    /// Locks one of these inventories that nobody else has locked and that has so many
-    /// units available. `None` if there is none: those that are locked may have them.
-    pub(crate) async fn lock_free_in(
+    /// Applies a request to one of these inventories that nobody else has locked and that has
+    /// so many units available, inside a transaction of the caller. `None` if there is none:
+    /// those that are locked may have them.
+    pub(crate) async fn apply_to_free_in(
         &self,
         session: &mut Session<'_>,
-        keys: &[Key],
+        inventories: &[&InventoryId],
         quantity: u64,
-    ) -> Result<Option<usize>> {
+        request: &Request,
+    ) -> Result<Option<(usize, View, Answer)>> {
         self.check_dialect(session)?;
-        let [first, ..] = keys else { return Ok(None) };
-        let ids: Vec<String> = keys.iter().map(|key| self.id(key)).collect();
-        let sql = "SELECT id FROM dlock_stock WHERE id @IN AND available >= ?";
-        let end = match self.dialect {
-            // The rows are sorted before the first one is locked.
-            #[cfg(feature = "postgres")]
-            Dialect::Postgres => " ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED",
-            // All rows would be locked before they are sorted.
-            #[cfg(feature = "mysql")]
-            Dialect::MySql => " LIMIT 1 FOR UPDATE SKIP LOCKED",
-            #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => " ORDER BY random() LIMIT 1",
+        let [first, ..] = inventories else { return Ok(None) };
+        let ids: Vec<String> = inventories.iter().map(|it| self.id(&it.key)).collect();
+        let locked = async {
+            batch::touch(session, &ids[0]).await?;
+            head::lock_free(session, ids.clone(), quantity).await
         };
-        let statement = Statement::new(format!("{sql}{end}"));
-        let statement = statement.bind_list(ids.clone()).bind(quantity);
-        let rows = session.fetch(statement, &[Kind::Text]).await;
-        let rows = rows.map_err(|error| failed(session, first, error))?;
-        let Some(cell) = rows.into_iter().flatten().next() else { return Ok(None) };
-        let id: Id = text_of(cell).map_err(|error| failed(session, first, error))?;
-        Ok(ids.iter().position(|it| **it == *id))
+        let locked = locked.await.map_err(|error| failed(session, &first.key, error))?;
+        let Some((id, row)) = locked else { return Ok(None) };
+        let Some(place) = ids.iter().position(|it| *it == id) else { return Ok(None) };
+        let inventory = inventories[place];
+        if !row.is_of(inventory.birth) {
+            return Err(missing(inventory, false));
+        }
+        let (start, requests) = (random_start(), std::slice::from_ref(request));
+        let applied = batch::apply_to(session, &id, row, start, requests, Owned::ByCaller).await;
+        let (view, answers) = applied.map_err(|error| failed(session, &inventory.key, error))?;
+        match answers.into_iter().next() {
+            Some(Answer::Again) | None => {
+                let (view, answer) = self.apply_in(session, inventory, request).await?;
+                Ok(Some((place, view, answer)))
+            }
+            Some(answer) => Ok(Some((place, view, answer))),
+        }
     }
 
     /// The transaction must be one of the database that keeps the inventory.
@@ -74,6 +79,11 @@ impl Sql {
             "the transaction is one of another database than that of the inventory".into(),
         ))
     }
+}
+
+/// The segment that is tried first.
+fn random_start() -> usize {
+    rand::rng().random_range(0..crate::MAX_SEGMENTS) as usize
 }
 
 pub(super) fn failed(session: &Session<'_>, key: &Key, error: sqlx::Error) -> Error {

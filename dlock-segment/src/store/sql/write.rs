@@ -1,4 +1,5 @@
-//! What a batch has changed is written: one statement for each kind of row.
+//! What a batch has changed is written: one statement for each kind of row, and on PostgreSQL
+//! all of them in one.
 
 use dlock::extension::sql::{Dialect, Kind, Session, Statement, Value};
 
@@ -34,17 +35,15 @@ pub(super) async fn changes(
     mut loaded: Loaded,
     owned: Owned,
 ) -> sqlx::Result<()> {
-    let changes = Changes::of(&loaded);
-    let home = loaded.row.home;
-    changes.write(session, home).await?;
+    let mut statements = Changes::of(&loaded).statements(session.dialect(), loaded.row.home);
     let after = loaded.home.head();
     let is_changed = after != loaded.row.head;
     loaded.row.head = after;
     let is_tidied = owned == Owned::ByUs && tidy(session, &mut loaded).await?;
     if is_changed || is_tidied {
-        loaded.row.update(session, id).await?;
+        statements.push(loaded.row.update(id));
     }
-    Ok(())
+    session.execute_all(statements).await
 }
 
 impl Changes {
@@ -108,8 +107,9 @@ impl Changes {
         changes
     }
 
-    async fn write(self, session: &mut Session<'_>, home: u64) -> sqlx::Result<()> {
+    fn statements(self, dialect: Dialect, home: u64) -> Vec<Statement> {
         use Kind::{Int, Text};
+        let mut statements = Vec::new();
         let upserts: [Upsert<'_>; 5] = [
             (
                 "dlock_stock_record",
@@ -161,10 +161,9 @@ impl Changes {
                 self.entries,
             ),
         ];
-        let dialect = session.dialect();
         for (table, key, columns, rows) in upserts {
             if !rows.is_empty() {
-                session.execute(Statement::upsert(dialect, table, key, columns, rows)).await?;
+                statements.push(Statement::upsert(dialect, table, key, columns, rows));
             }
         }
         for (table, key, gone) in [
@@ -173,10 +172,10 @@ impl Changes {
         ] {
             if !gone.is_empty() {
                 let sql = format!("DELETE FROM {table} WHERE home = ? AND {key} @IN");
-                session.execute(Statement::new(sql).bind(home).bind_list(gone)).await?;
+                statements.push(Statement::new(sql).bind(home).bind_list(gone));
             }
         }
-        Ok(())
+        statements
     }
 }
 
