@@ -160,6 +160,33 @@ async fn row_21_a_late_request_after_a_failed_one_makes_no_ghost() {
     eventually("no ghost is left", async || is_free(&other, "late").await).await;
 }
 
+/// A release is stuck on its way and made again over another connection. The next entry of the
+/// client has the same name; when the first request arrives, it must not remove that one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_21_a_late_release_does_not_touch_the_next_entry() {
+    let Some(server) = EtcdServer::start() else { return };
+    let ways = [Proxy::opaque(server.port()), Proxy::opaque(server.port())];
+    let (dlock, other) = (patient(&ways), client(&server.url()));
+    let used = used_by(&dlock, &ways).await;
+    let names = || -> Vec<String> {
+        let keys = tokio::task::block_in_place(|| server.keys());
+        keys.into_iter().filter(|key| key.starts_with("test/late/")).collect()
+    };
+    let guard = dlock.mutex("late").lock().await.expect("the lock");
+    let before = names();
+    used.stall(&[Way::ToServer]);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    let guard = dlock.mutex("late").lock().await.expect("the lock, the other way");
+    assert_eq!(names(), before, "the name is used again");
+    used.heal();
+    // Whatever was stuck has arrived when the connection is closed.
+    eventually("the stuck connection is closed", async || used.open() == 0).await;
+    drop(dlock.mutex("after").lock().await.expect("the lock"));
+    assert_eq!(names(), before, "the late release removed another entry");
+    assert!(!is_free(&other, "late").await);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+}
+
 /// The caller gives up while its session is being made, which takes longer than its call is
 /// waited for. What was not sent by then is not sent any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
