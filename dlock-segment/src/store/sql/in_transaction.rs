@@ -10,6 +10,9 @@ use super::{Sql, head};
 use crate::error::{Error, Result};
 use crate::store::{Answer, InventoryId, Request, View, missing};
 
+/// Of so many inventories a free one is looked for first. All of them would be read.
+const SAMPLED: usize = 4;
+
 impl Sql {
     /// Applies one request inside a transaction of the caller.
     pub(crate) async fn apply_in(
@@ -49,7 +52,13 @@ impl Sql {
         let ids: Vec<String> = inventories.iter().map(|it| self.id(&it.key)).collect();
         let locked = async {
             batch::touch(session, &ids[0]).await?;
-            head::lock_free(session, ids.clone(), quantity).await
+            let some = ids.iter().cycle().skip(random_start() % ids.len()).take(SAMPLED).cloned();
+            match head::lock_free(session, some.collect(), quantity).await? {
+                None if ids.len() > SAMPLED => {
+                    head::lock_free(session, ids.clone(), quantity).await
+                }
+                locked => Ok(locked),
+            }
         };
         let locked = locked.await.map_err(|error| failed(session, &first.key, error))?;
         let Some((id, row)) = locked else { return Ok(None) };
