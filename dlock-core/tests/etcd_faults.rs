@@ -160,6 +160,27 @@ async fn row_21_a_late_request_after_a_failed_one_makes_no_ghost() {
     eventually("no ghost is left", async || is_free(&other, "late").await).await;
 }
 
+/// The first request is stuck on its way, and the second one is told that the key is busy. The
+/// key is free when the first one arrives, and must stay so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_21_a_late_request_of_a_busy_owner_makes_no_ghost() {
+    let Some(server) = EtcdServer::start() else { return };
+    let ways = [Proxy::opaque(server.port()), Proxy::opaque(server.port())];
+    let (dlock, other) = (patient(&ways), client(&server.url()));
+    let used = used_by(&dlock, &ways).await;
+    let holder = other.mutex("late").lock().await.expect("the lock");
+    used.stall(&[Way::ToServer]);
+    let lock = dlock.mutex("late");
+    let trying = tokio::spawn(async move { lock.try_lock().await });
+    eventually("it is on its way", async || used.holds_back("test/late/")).await;
+    used.hang_up();
+    assert!(trying.await.expect("the task").expect("an answer").is_none(), "it is held");
+    assert_eq!(holder.release().await.expect("an answer"), ReleaseOutcome::Released);
+    used.heal();
+    eventually("the late request did nothing", async || used.has_unheard("test/")).await;
+    assert!(is_free(&other, "late").await, "a ghost");
+}
+
 /// A release is stuck on its way and made again over another connection. The next entry of the
 /// client has the same name; when the first request arrives, it must not remove that one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -137,10 +137,14 @@ pub(crate) async fn deduct_first_free_in<T: InTransaction>(
     sales.iter().try_for_each(|sale| sale.sql().map(drop))?;
     let request = Request::Deduct { quantity, operation: None, buyer: None };
     let inventories: Vec<_> = sales.iter().map(|sale| &sale.shared.inventory).collect();
-    let applied =
-        store.apply_to_free_in(&mut tx.session(), &inventories, quantity, &request).await?;
-    if let Some((free, view, answer)) = applied {
-        match sales[free].deduction(None, Ok((view, answer)))? {
+    let applied = store.apply_to_free_in(&mut tx.session(), &inventories, quantity, &request).await;
+    let applied = match applied {
+        Ok(None) => None,
+        Ok(Some((free, view, answer))) => Some((free, Ok((view, answer)))),
+        Err(error) => Some((0, Err(error))),
+    };
+    if let Some((free, answered)) = applied {
+        match sales[free].deduction(None, answered)? {
             Deduction::SoldOut { .. } | Deduction::NotEnough { .. } => {}
             other => return Ok(other),
         }

@@ -26,7 +26,7 @@ use super::mirror::QueueStatus;
 use super::session::Session;
 use super::step::{Kind, Step, was_there};
 use crate::claim::{
-    AcquireOutcome, Answer, Claim, Holder, Release, ReleaseOutcome, Request, SessionTerm,
+    AcquireOutcome, Answer, Claim, Holder, Owner, Release, ReleaseOutcome, Request, SessionTerm,
 };
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -236,8 +236,8 @@ impl Inner {
             None => session.claims.names.take(&prefix, session.lease),
         };
         let old = claim.instead_of.and_then(|old| session.claims.get(old));
-        let replaced = old.and_then(|old| Some((old.certain_revision()?, old.name)));
-        let replaced = replaced.map(|(revision, name)| (name, revision));
+        let replaced =
+            old.and_then(|old| old.certain_revision().map(|revision| (old.name, revision)));
         Outcome::Next(Step { at, claim, name, replaced, kind })
     }
 }
@@ -339,18 +339,18 @@ fn answered(session: &Arc<Session>, step: Step, version: i64, answer: &TxnOpResp
         if has_room || step.kind == Kind::Look {
             return Outcome::Next(again(step));
         }
-        return Outcome::Answered(busy(queue.holder));
+        // An earlier attempt whose answer was lost may make the entry yet.
+        return match session.claims.has(owner) {
+            true => give_up(session, owner, queue.holder),
+            false => Outcome::Answered(busy(queue.holder)),
+        };
     };
     let revision = queue.places[own].revision;
     if own < holders(&queue.places) {
         return Outcome::Granted(claim, revision);
     }
     if !claim.queue {
-        let session = session.clone();
-        return Outcome::Removing(tokio::spawn(async move {
-            let _ = session.remove(owner, Release::Now, PATIENCE).await;
-            busy(queue.holder)
-        }));
+        return give_up(session, owner, queue.holder);
     }
     match session.queues.wait(&step.name.prefix, &claim.key, owner, revision) {
         QueueStatus::Holds => Outcome::Granted(claim, revision),
@@ -385,6 +385,15 @@ fn failed(session: &Arc<Session>, steps: Vec<Step>, error: CallError, outcomes: 
         };
         outcomes.add(step.at, outcome);
     }
+}
+
+/// Removes what an owner has that does not wait for the holder.
+fn give_up(session: &Arc<Session>, owner: Owner, holder: Option<Arc<Holder>>) -> Outcome {
+    let session = session.clone();
+    Outcome::Removing(tokio::spawn(async move {
+        let _ = session.remove(owner, Release::Now, PATIENCE).await;
+        busy(holder)
+    }))
 }
 
 /// Removes what the owner of a claim has, for as long as that takes.

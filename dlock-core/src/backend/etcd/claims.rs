@@ -65,7 +65,7 @@ impl Claims {
     }
 
     /// A request that makes an entry of this owner is about to be sent, for this version of the
-    /// session. The name of the entry: another one, if the owner has one.
+    /// session. Answers the name to use: the one that the owner has already, or else this one.
     pub(super) fn sending(
         &self,
         owner: Owner,
@@ -96,7 +96,8 @@ impl Claims {
         self.settle(owner, version, |entry, is_latest| {
             // It was carried out after all that were sent for an earlier version.
             entry.is_uncertain &= !is_latest;
-            entry.revision = revision.max(entry.revision); // a late answer may be about an older one
+            // A late answer may be about an older one.
+            entry.revision = revision.max(entry.revision);
         });
     }
 

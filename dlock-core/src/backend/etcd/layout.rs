@@ -32,8 +32,8 @@ const TOKEN_BITS: u32 = 10;
 /// From this revision on a token would be 2^53 or more.
 const MAX_REVISION: i64 = 1 << (53 - TOKEN_BITS);
 
-/// The ids of leases that a server made up have more digits than this.
-const SHORTEST_LEASE: usize = 8;
+/// The ids of leases that a server made have as many digits, or more. A date has fewer.
+const SHORTEST_LEASE: usize = 12;
 
 /// What all keys of a client begin with: empty, or it ends in `/`.
 #[derive(Clone, Debug)]
@@ -186,20 +186,22 @@ mod tests {
         let (root, key) = (Root::new("/", "default"), Key::new("orders/7").unwrap());
         let prefix = root.prefix(&key, Mode::Exclusive).unwrap();
         assert_eq!(prefix, "orders/7/");
-        let name = entry(&prefix, 0x694d_1234, 12);
-        assert_eq!(name, "orders/7/694d1234-12");
-        assert_eq!(root.key_of(&name, 0x694d_1234), Some(key.clone()));
-        assert_eq!(root.key_of("orders/7/694d1234", 0x694d_1234), Some(key.clone()));
+        let name = entry(&prefix, 0x694d_1234_5678, 12);
+        assert_eq!(name, "orders/7/694d12345678-12");
+        assert_eq!(root.key_of(&name, 0x694d_1234_5678), Some(key.clone()));
+        assert_eq!(root.key_of("orders/7/694d12345678", 0x694d_1234_5678), Some(key.clone()));
         assert_eq!(root.key_of(&name, 0x694d), Some(key.clone()), "it is kept after its release");
-        assert_eq!(root.key_of("orders/7/694d1234", 0x694d), None, "it is of another lease");
+        assert_eq!(root.key_of("orders/7/694d12345678", 0x694d), None, "it is of another lease");
         assert_eq!(root.key_of(&root.session(5), 5), None);
-        for foreign in ["orders/7/694d1234-", "orders/7/694d1234-012", "orders/7/694d-1"] {
+        for foreign in
+            ["orders/7/694d12345678-", "orders/7/694d12345678-012", "orders/7/20240131-1"]
+        {
             assert_eq!(root.key_of(foreign, 5), None, "{foreign}");
         }
         let root = Root::new("/shop/", "eu");
         let permits = root.prefix(&key, Mode::Permits { count: 1, of: 2 }).unwrap();
         assert_eq!(permits, "shop/eu/orders/7;permits/");
-        assert_eq!(root.key_of(&entry(&permits, 0x694d_1234, 0), 5), Some(key));
+        assert_eq!(root.key_of(&entry(&permits, 0x694d_1234_5678, 0), 5), Some(key));
     }
 
     #[test]

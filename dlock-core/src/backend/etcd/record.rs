@@ -110,10 +110,11 @@ pub(super) fn holder_of(value: &[u8], lease: i64) -> Arc<Holder> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Broken {
     pub(super) by: String,
-    /// The entry, which is removed after this many milliseconds.
+    /// The entry that is removed.
     pub(super) entry: String,
     /// The create revision of that entry: a later one of the same name stays.
     pub(super) revision: i64,
+    /// It is removed after this many milliseconds.
     pub(super) delay_ms: u64,
 }
 

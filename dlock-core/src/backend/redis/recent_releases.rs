@@ -31,8 +31,8 @@ const TOGETHER: usize = 64;
 /// How long they may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The latest releases at each server. While one is down, the others go on and make it
-/// forget nothing.
+/// The latest releases at each server. Those at other servers do not push out what is
+/// remembered of a server that is down.
 pub(super) struct RecentReleases {
     route: Route,
     names: Names,

@@ -143,7 +143,9 @@ impl Session<'_> {
         })
     }
 
-    /// Runs statements that write different rows, on PostgreSQL in one round trip.
+    /// Runs statements that write different rows, on PostgreSQL in one round trip. Each is one
+    /// `INSERT`, `UPDATE` or `DELETE` without a `WITH`. They have no order there, and none sees
+    /// what another one has written.
     ///
     /// # Errors
     /// That of the driver.

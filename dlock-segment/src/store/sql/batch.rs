@@ -2,8 +2,8 @@
 //! touch, let the same machine decide that decides for `memory://`, write what it has
 //! changed.
 //!
-//! The number of statements does not grow with the batch: at most five that read and nine
-//! that write (one on PostgreSQL). What a batch cannot touch is not read: a sale without reservations never
+//! The number of statements does not grow with the batch: at most five that read and eight
+//! that write (one on PostgreSQL), and three that delete what is over. What a batch cannot touch is not read: a sale without reservations never
 //! asks for them.
 //!
 //! Invariants:

@@ -81,11 +81,17 @@ pub(super) async fn lock_free(
     quantity: u64,
 ) -> sqlx::Result<Option<(String, HeadRow)>> {
     let dialect = session.dialect();
-    let skip = match for_update(dialect) {
-        "" => "",
-        _ => " FOR UPDATE SKIP LOCKED",
+    let end = match dialect {
+        // The rows are sorted before the first one is locked.
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => "ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED",
+        // All rows would be locked before they are sorted.
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => "LIMIT 1 FOR UPDATE SKIP LOCKED",
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => "ORDER BY random() LIMIT 1",
     };
-    let sql = select(dialect, &format!("id @IN AND available >= ? LIMIT 1{skip}"));
+    let sql = select(dialect, &format!("id @IN AND available >= ? {end}"));
     let rows = session.fetch(Statement::new(sql).bind_list(ids).bind(quantity), &KINDS).await?;
     rows.into_iter().next().map(|row| HeadRow::of(row).ok_or_else(unreadable)).transpose()
 }

@@ -10,7 +10,8 @@ use super::{Sql, head};
 use crate::error::{Error, Result};
 use crate::store::{Answer, InventoryId, Request, View, missing};
 
-/// Of so many inventories a free one is looked for first. All of them would be read.
+/// A free inventory is looked for among so many first, because a query on all of them reads
+/// all their rows.
 const SAMPLED: usize = 4;
 
 impl Sql {
@@ -52,7 +53,8 @@ impl Sql {
         let ids: Vec<String> = inventories.iter().map(|it| self.id(&it.key)).collect();
         let locked = async {
             batch::touch(session, &ids[0]).await?;
-            let some = ids.iter().cycle().skip(random_start() % ids.len()).take(SAMPLED).cloned();
+            let first = rand::rng().random_range(0..ids.len());
+            let some = ids.iter().cycle().skip(first).take(SAMPLED.min(ids.len())).cloned();
             match head::lock_free(session, some.collect(), quantity).await? {
                 None if ids.len() > SAMPLED => {
                     head::lock_free(session, ids.clone(), quantity).await

@@ -4,6 +4,7 @@
 use dlock::extension::sql::{Dialect, Kind, Session, Statement, Value};
 
 use super::batch::{Loaded, Owned};
+use super::head::HeadRow;
 use crate::store::{Id, record_codec};
 
 /// How many rows of a generation whose retention is over a batch deletes.
@@ -36,10 +37,11 @@ pub(super) async fn changes(
     owned: Owned,
 ) -> sqlx::Result<()> {
     let mut statements = Changes::of(&loaded).statements(session.dialect(), loaded.row.home);
+    // Before what is new is written: it is not deleted.
+    let is_tidied = owned == Owned::ByUs && tidy(session, &mut loaded.row).await?;
     let after = loaded.home.head();
     let is_changed = after != loaded.row.head;
     loaded.row.head = after;
-    let is_tidied = owned == Owned::ByUs && tidy(session, &mut loaded).await?;
     if is_changed || is_tidied {
         statements.push(loaded.row.update(id));
     }
@@ -184,8 +186,7 @@ fn text(id: &Id) -> Value {
 }
 
 /// Deletes some rows whose time is over. Answers whether the head must remember it.
-async fn tidy(session: &mut Session<'_>, loaded: &mut Loaded) -> sqlx::Result<bool> {
-    let row = &mut loaded.row;
+async fn tidy(session: &mut Session<'_>, row: &mut HeadRow) -> sqlx::Result<bool> {
     let (swept, trimmed) = (row.swept, row.trimmed);
     let oldest = row.head.generations[1];
     if oldest > row.swept {

@@ -99,16 +99,23 @@ impl SlotMap {
         SlotMap { owners: vec![NOBODY; SLOTS].into(), primaries: Vec::new() }
     }
 
-    /// The map in the answer to `CLUSTER SLOTS` of this node; `None` if it cannot be read.
+    /// The map in the answer to `CLUSTER SLOTS` of this node; `None` if it cannot be read. The
+    /// places are in the order of the slots, whoever answers, so a promoted replica has the
+    /// place of its primary.
     pub(super) fn read(answer: &Value, asked: &Node) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut map = SlotMap::empty();
+        let mut sorted = Vec::with_capacity(ranges.len());
         for range in ranges {
             let Value::Array(parts) = range else { return None };
             let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = parts.as_slice()
             else {
                 return None;
             };
+            sorted.push((first, last, primary));
+        }
+        sorted.sort_by_key(|(first, ..)| **first);
+        for (first, last, primary) in sorted {
             let host = match primary.first()? {
                 Value::BulkString(host) => std::str::from_utf8(host).ok()?,
                 Value::SimpleString(host) => host,
