@@ -360,6 +360,10 @@ async fn sell_the_rest(sale: &Inventory, soak: Soak) -> u64 {
             // After a failover the count may be an old one, or a lost sending is taken out of it.
             let is_less = matches!(sold, Deduction::NotEnough { .. } | Deduction::SoldOut { .. });
             let may_be_less = soak.may_lose() && number < 100;
+            if is_less {
+                let audit = until_known("the audit", || sale.audit()).await;
+                println!("{stock:?} was counted, then {sold:?}, then {audit:?}");
+            }
             assert!(matches!(sold, Deduction::Taken(_)) || is_less && may_be_less, "{sold:?}");
         } else if stock.reserved == 0 {
             return stock.sold;
