@@ -141,6 +141,7 @@ pub(crate) async fn deduct_first_free_in<T: InTransaction>(
     let applied = match applied {
         Ok(None) => None,
         Ok(Some((free, view, answer))) => Some((free, Ok((view, answer)))),
+        // It is not known which one failed; the first one tells of it.
         Err(error) => Some((0, Err(error))),
     };
     if let Some((free, answered)) = applied {

@@ -387,7 +387,7 @@ fn failed(session: &Arc<Session>, steps: Vec<Step>, error: CallError, outcomes: 
     }
 }
 
-/// Removes what an owner has that does not wait for the holder.
+/// Answers that the key is busy, to an owner that does not wait, and removes what it has.
 fn give_up(session: &Arc<Session>, owner: Owner, holder: Option<Arc<Holder>>) -> Outcome {
     let session = session.clone();
     Outcome::Removing(tokio::spawn(async move {

@@ -2,9 +2,9 @@
 //! touch, let the same machine decide that decides for `memory://`, write what it has
 //! changed.
 //!
-//! The number of statements does not grow with the batch: at most five that read and eight
-//! that write (one on PostgreSQL), and three that delete what is over. What a batch cannot touch is not read: a sale without reservations never
-//! asks for them.
+//! The number of statements does not grow with the batch: at most five that read, eight that
+//! write (one on PostgreSQL), and three that delete what is over. What a batch cannot touch is
+//! not read: a sale without reservations never asks for them.
 //!
 //! Invariants:
 //! - *One at a time*: everything of an inventory is read and written under the lock of its

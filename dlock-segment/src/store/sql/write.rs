@@ -37,7 +37,7 @@ pub(super) async fn changes(
     owned: Owned,
 ) -> sqlx::Result<()> {
     let mut statements = Changes::of(&loaded).statements(session.dialect(), loaded.row.home);
-    // Before what is new is written: it is not deleted.
+    // What this batch makes is not deleted by it.
     let is_tidied = owned == Owned::ByUs && tidy(session, &mut loaded.row).await?;
     let after = loaded.home.head();
     let is_changed = after != loaded.row.head;
