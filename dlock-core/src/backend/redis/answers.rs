@@ -114,6 +114,7 @@ pub(super) fn one_each(requests: &[Request], answer: Value) -> Result<Vec<Value>
     match answer {
         Value::Array(answers) if answers.len() == requests.len() => Ok(answers),
         Value::Int(1) => Ok(vec![Value::Int(1); requests.len()]), // the answer to all
+        Value::BulkString(_) if requests.len() == 1 => Ok(vec![answer]),
         _ => {
             Err(errors::unreadable(requests.first().map_or(Operation::Acquire, Request::operation)))
         }

@@ -12,6 +12,7 @@
 
 mod address;
 mod answers;
+mod busy_poll;
 mod cluster;
 mod codec;
 mod connection;

@@ -24,7 +24,8 @@
 -- '' and the last is -1 if nobody is in the way. For 'r' 1 held, 2 held and others
 -- wait, 0 lost, or the further tokens as for 'a'. For 'x' and 'p' 1 released, 0 already
 -- lost. An error is the reply of the call that it came from. If all replies are 1, which is
--- what renewals of many locks are answered, 1 alone is the reply.
+-- what renewals of many locks are answered, 1 alone is the reply; and so are the digits of a
+-- token, if there is one call.
 --
 -- This first part serves a key that has one holder at most and nobody waits for (not in
 -- a cluster, see state.lua). It then is a string, and each call takes two or three commands. What answers nothing

@@ -1,7 +1,8 @@
 -- calls, the short way: one acquire of a lock that is free, or one release of a lock
 -- that nobody waits for. Most calls of most programs are such. What is not done here is
 -- left to what follows, which would do the same (the arguments are described there),
--- but first builds what many calls share.
+-- but first builds what many calls share. Its reply is a string or 1, without a table around
+-- it, which would cost a tenth of the time.
 if always_hash then -- it is never a string, and a run has one call
   if ARGV[1] == 'a' and ARGV[5] ~= '0' and redis.pcall('HGET', KEYS[1], 'm') == false then
     local time = redis.call('TIME')
@@ -17,7 +18,7 @@ if always_hash then -- it is never a string, and a run has one call
       return { set } -- out of memory
     end
     redis.call('PEXPIRE', KEYS[1], math.ceil((expires - now) / 1000) + 1)
-    return { stamp }
+    return stamp
   elseif ARGV[1] == 'x' then
     local found = redis.pcall('HMGET', KEYS[1], 'm', 'h' .. string.sub(ARGV[2], 2))
     if not found.err and found[1] and found[2] then
@@ -28,7 +29,7 @@ if always_hash then -- it is never a string, and a run has one call
         local now = time[1] * 1000000 + time[2]
         if tonumber(expires) > now and last < now then
           redis.call('DEL', KEYS[1])
-          return { 1 }
+          return 1
         end
       end
     end
@@ -48,7 +49,7 @@ elseif ARGV[1] == 'a' and ARGV[5] ~= '0' then
     if redis.call('SET', KEYS[1], string.sub(head, 1, 33) .. seconds .. last .. '\t0\t0'
       .. string.sub(head, 34) .. '\t' .. now .. '\t' .. ARGV[5] .. '\t' .. now .. ARGV[3],
       'NX', 'PX', ARGV[4]) then
-      return { now }
+      return now
     end
   end
 elseif ARGV[1] == 'x' then
@@ -61,7 +62,7 @@ elseif ARGV[1] == 'x' then
     end
     if found < mark .. seconds .. micros then -- the last token is over
       redis.call('DEL', KEYS[1])
-      return { 1 }
+      return 1
     end
   end
 end
