@@ -18,7 +18,7 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::thread::ThreadId;
@@ -27,10 +27,12 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use rand::RngExt as _;
 use smallvec::SmallVec;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::{Notify, Semaphore};
 
+use self::calls::calls_of;
 use self::shutdown::FLUSH;
+use self::timer::{Timer, wait_for};
 use crate::backend::{Backend, Listener};
 use crate::claim::Answer;
 use crate::clock::{Clock, Moment};
@@ -44,6 +46,7 @@ use crate::planted_bug::PlantedBug;
 mod calls;
 mod notices;
 mod shutdown;
+mod timer;
 
 pub(crate) type Wakers = SmallVec<[Waker; 1]>;
 
@@ -88,15 +91,6 @@ struct DriverState {
 
 /// A future for the driver's runtime.
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-#[derive(Default)]
-struct Timer {
-    /// When the timer is due, in nanoseconds; `NEVER` while it does not run.
-    due_at: AtomicU64,
-    changed: Notify,
-    running: AtomicBool,
-    closed: AtomicBool,
-}
 
 impl Core {
     pub(crate) fn start(
@@ -179,6 +173,23 @@ impl Core {
         step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> S,
         then: impl FnOnce(&mut Machine, S) -> T,
     ) -> T {
+        let (result, actions) = self.advance(shard, step, then);
+        // Calls first: what a hook does must not keep them from being sent.
+        if self.jobs.is_some() {
+            self.send(calls_of(shard, &actions).collect());
+        }
+        self.tell(actions);
+        result
+    }
+
+    /// Lets a shard take a step, looks at it, and wakes tasks. What else is to be done is
+    /// returned.
+    fn advance<S, T>(
+        self: &Arc<Self>,
+        shard: usize,
+        step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> S,
+        then: impl FnOnce(&mut Machine, S) -> T,
+    ) -> (T, Actions) {
         let mut actions = Actions::new();
         let mut wakers = Wakers::new();
         let now = self.clock.now();
@@ -208,14 +219,11 @@ impl Core {
         self.schedule(due);
         notices::deliver_deferred();
         wakers.into_iter().for_each(Waker::wake);
-        // Calls first: what a hook does must not keep them from being sent.
-        if self.jobs.is_some() {
-            let calls = actions.iter().filter_map(|action| match action {
-                Action::Call(call, request) => Some((*call, request.clone())),
-                _ => None,
-            });
-            self.send(shard, calls.collect());
-        }
+        (result, actions)
+    }
+
+    /// Tells what happened to leases.
+    fn tell(&self, actions: Actions) {
         for action in actions {
             match action {
                 Action::Wake(_) | Action::Call(..) => {}
@@ -228,7 +236,6 @@ impl Core {
                 Action::Lost(key, reason) => self.emit(DriverEvent::Lost(key, reason)),
             }
         }
-        result
     }
 
     /// Tells what happened to a lease. On the driver's thread that is left to another one.
@@ -319,93 +326,12 @@ impl Core {
         self.process.store(u32::MAX, Ordering::Relaxed);
     }
 
-    fn schedule(self: &Arc<Self>, due: Moment) {
-        let due = due.as_nanos();
-        if due >= self.timer.due_at.load(Ordering::Acquire) {
-            return;
-        }
-        self.timer.due_at.fetch_min(due, Ordering::AcqRel);
-        if self.timer.running.swap(true, Ordering::AcqRel) {
-            self.timer.changed.notify_one();
-            return;
-        }
-        let task = keep_time(Running(self.clone()));
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => {
-                runtime.spawn(task);
-            }
-            Err(_) => {
-                // Without a thread leases end by their deadline, as the guards say.
-                let _ = on_own_thread(task);
-            }
-        }
-    }
-
-    /// Does what is due in every shard, and returns when something is due next.
-    fn tick(self: &Arc<Self>) -> Moment {
-        let mut next = Moment::NEVER;
-        for shard in 0..self.shards.len() {
-            if self.look(shard, |machine| machine.next_due()) <= self.clock.now() {
-                self.step(shard, |machine, now, actions| machine.tick(now, actions));
-            }
-            next = next.min(self.look(shard, |machine| machine.next_due()));
-        }
-        next
-    }
-
-    /// Ticks until nothing is due now, and returns the time until something is; `None` if
-    /// nothing will be.
-    fn tick_and_set(self: &Arc<Self>) -> Option<Duration> {
-        // Whoever sets something earlier from here on says so.
-        self.timer.due_at.store(u64::MAX, Ordering::Release);
-        let next = self.tick();
-        self.timer.due_at.fetch_min(next.as_nanos(), Ordering::AcqRel);
-        (next < Moment::NEVER).then(|| next.since(self.clock.now()))
-    }
-
     fn is_closed(&self) -> bool {
         self.timer.closed.load(Ordering::Acquire)
     }
 
     pub(crate) fn has_pending_releases(&self) -> bool {
         self.look_all(|machine| machine.has_pending_releases()).into_iter().any(|pending| pending)
-    }
-}
-
-/// The timer's reference to the client; the client knows when it was dropped.
-struct Running(Arc<Core>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let core = &self.0;
-        core.timer.running.store(false, Ordering::Release);
-        core.timer.due_at.store(u64::MAX, Ordering::Release);
-        if !core.is_closed() {
-            // The runtime ended before the client: go on without it.
-            let due = core.look_all(|machine| machine.next_due());
-            if due.into_iter().any(|due| due < Moment::NEVER)
-                && !core.timer.running.swap(true, Ordering::AcqRel)
-            {
-                let _ = on_own_thread(keep_time(Running(core.clone())));
-            }
-        }
-    }
-}
-
-async fn keep_time(running: Running) {
-    let core = &running.0;
-    while !core.is_closed() {
-        let pause = core.tick_and_set();
-        wait_for(core, pause).await;
-    }
-}
-
-async fn wait_for(core: &Core, pause: Option<Duration>) {
-    match pause {
-        Some(pause) => {
-            let _ = tokio::time::timeout(pause, core.timer.changed.notified()).await;
-        }
-        None => core.timer.changed.notified().await,
     }
 }
 

@@ -1,6 +1,6 @@
--- calls, the short way: one acquire of a lock that is free, or one release of a lock
--- that nobody waits for. Most calls of most programs are such. What is not done here is
--- left to what follows, which would do the same (the arguments are described there),
+-- calls, the short way: one acquire of a lock that is free, one release of a lock that
+-- nobody waits for, or renewals of such locks on the same terms. Most calls of most
+-- programs are such. What is not done here is left to what follows, which would do the same (the arguments are described there),
 -- but first builds what many calls share. Its reply is a string or 1, without a table around
 -- it, which would cost a tenth of the time.
 if always_hash then -- it is never a string, and a run has one call
@@ -64,5 +64,23 @@ elseif ARGV[1] == 'x' then
       redis.call('DEL', KEYS[1])
       return 1
     end
+  end
+elseif ARGV[4] == '0' and string.find(ARGV[1], '^rt*$') then
+  local call, pcall, find = redis.call, redis.pcall, string.find
+  local head, ttl = ARGV[2], ARGV[3]
+  local mark, conditions, prefix = string.sub(head, 1, 33), string.sub(head, 34), #head + 19
+  local all = true
+  for i, key in ipairs(KEYS) do
+    local found = pcall('GETRANGE', key, '0', prefix)
+    if type(found) ~= 'string' or find(found, mark, 1, true) ~= 1
+      or find(found, conditions, 54, true) ~= 54 then
+      all = false -- all of them are renewed again below, which changes nothing
+      break
+    end
+    call('PEXPIRE', key, ttl)
+    mark = ARGV[i + 4]
+  end
+  if all then
+    return 1
   end
 end
