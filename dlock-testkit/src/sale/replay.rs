@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use dlock_segment::{Effect, Inventory, JournalCursor, JournalEntry, Resolved};
+use dlock_segment::{Audit, Effect, Inventory, JournalCursor, JournalEntry, Resolved};
 
 use super::{Mix, PER_BUYER, REST, Soak};
 
@@ -24,8 +24,8 @@ struct Ledger {
     /// The most that a buyer may have.
     limit: u64,
     available: u64,
-    /// Units between homes. The journals are read one after the other, so it may be below zero
-    /// in between.
+    /// What all homes sent, less what they received. The journals are read one after the other,
+    /// so it may be below zero in between; and at the end, if a home lost what it sent.
     in_transit: i64,
     reserved: u64,
     sold: u64,
@@ -34,7 +34,7 @@ struct Ledger {
 }
 
 /// Replays the journal. Returns the number of entries; 0 if the first are gone.
-pub(super) async fn replay(sale: &Inventory, soak: Soak, lost_sends: u64) -> u64 {
+pub(super) async fn replay(sale: &Inventory, soak: Soak, audit: &Audit) -> u64 {
     // The journals of homes are read one after the other: one may sell what another one was
     // delivered, so only the end is compared.
     let ahead = if soak.homes > 1 { 1 << 40 } else { 0 };
@@ -59,7 +59,11 @@ pub(super) async fn replay(sale: &Inventory, soak: Soak, lost_sends: u64) -> u64
             ledger.enter(entry);
         }
     }
-    assert_eq!(ledger.in_transit, -(lost_sends as i64), "what was sent was received");
+    assert_eq!(
+        ledger.in_transit,
+        audit.in_transit as i64 - audit.lost_sends as i64,
+        "what was sent was received, but for what the audit says: {audit:?}"
+    );
     let stock = sale.stock().await.expect("the stock");
     assert_eq!(
         (ledger.available - ahead, ledger.reserved, ledger.sold),
@@ -75,7 +79,6 @@ impl Ledger {
         let what = format!("{entry:?}");
         let JournalEntry { effect, operation, whose, quantity, .. } = entry;
         match effect {
-            // A home may sell what it received before its sender's journal is read.
             Effect::Sent => self.in_transit += quantity as i64,
             Effect::Received => self.in_transit -= quantity as i64,
             _ => {}
@@ -89,8 +92,8 @@ impl Ledger {
             }
             Effect::Refunded => (Some(&mut self.sold), Some(&mut self.available)),
             Effect::RefundedDamaged => (Some(&mut self.sold), None),
-            Effect::Restocked => (None, Some(&mut self.available)),
-            Effect::WrittenOff => (Some(&mut self.available), None),
+            Effect::Restocked | Effect::Received => (None, Some(&mut self.available)),
+            Effect::WrittenOff | Effect::Sent => (Some(&mut self.available), None),
             _ => (None, None),
         };
         if let Some(from) = from {
