@@ -32,6 +32,8 @@ use crate::process::ChildProcess;
 
 /// The soak has failed if there is no progress for this long.
 const STUCK: Duration = Duration::from_secs(120);
+/// How often half as many attempts again are made, until all faults were injected.
+const MAX_ROUNDS: u32 = 8;
 /// How long the output of a worker that exited may take to arrive.
 const EXIT_GRACE: Duration = Duration::from_secs(10);
 
@@ -136,6 +138,8 @@ struct Run<'a> {
     struck: [u64; 3],
     /// How many attempts were made when the last fault of a server was over.
     done_at_strike: Option<u64>,
+    /// How often the workers were faster than the faults.
+    rounds: u32,
 }
 
 impl Run<'_> {
@@ -163,8 +167,8 @@ impl Run<'_> {
         Worker { process, number, done: from, until, gone_since: None }
     }
 
-    /// Runs until all attempts are made, with the kills spread over them. Returns the
-    /// number of attempts.
+    /// Runs until all attempts are made and all faults of servers were injected, with the kills
+    /// spread over them. Returns the number of attempts.
     async fn until_done(&mut self) -> u64 {
         let mut progress = (0, Instant::now());
         loop {
@@ -220,7 +224,9 @@ impl Run<'_> {
 
     /// Makes half as many attempts again: the workers were faster than the faults.
     fn go_on(&mut self) {
-        self.soak.attempts += self.soak.attempts / 2;
+        self.rounds += 1;
+        assert!(self.rounds <= MAX_ROUNDS, "{:?} of {:?} faults", self.struck, self.soak);
+        self.soak.attempts += (self.soak.attempts / 2).max(self.soak.processes);
         self.workers = self.workers.iter().map(|it| self.start(it.number, it.done)).collect();
     }
 
@@ -284,6 +290,7 @@ pub async fn soak(program: &Path, soak: Soak) -> Option<Report> {
         kills: 0,
         struck: [0; 3],
         done_at_strike: None,
+        rounds: 0,
     };
     run.workers = (0..soak.processes).map(|number| run.start(number, 0)).collect();
     let attempts = run.until_done().await;
@@ -359,26 +366,26 @@ async fn checked_audit(sale: &Inventory, soak: Soak) -> Audit {
 /// units sold in total.
 async fn sell_the_rest(sale: &Inventory, soak: Soak) -> u64 {
     until_known("the limit", || sale.limit_per_buyer(None)).await;
-    let mut refused = 0;
+    let began = Instant::now();
     for number in 0.. {
         // What is in transit arrives, and what a home sent and forgot is taken out, as soon as
         // the home has as many units again.
         let stock = until_known("rebalance", || sale.rebalance()).await;
+        let audit = || until_known("the audit", || sale.audit());
         if stock.available > 0 {
             let rest = stock.available.min(dlock_segment::MAX_QUANTITY);
             let id = format!("rest-{number}");
             let buy = || sale.deduct(rest).operation(&id).buyer(REST).send();
             let sold = until_known(&id, buy).await;
-            if !matches!(sold, Deduction::Taken(_)) {
-                // A reservation of a home that sent and forgot units has ended meanwhile.
-                refused += 1;
-                let audit = until_known("the audit", || sale.audit()).await;
-                let what = format!("{stock:?} was counted, then {sold:?}, then {audit:?}");
-                assert!(soak.may_lose() && refused <= 10, "{what}");
-                eprintln!("{what}");
+            // A reservation of a home that sent and forgot units may have ended meanwhile.
+            if !matches!(sold, Deduction::Taken(_)) && !soak.may_lose() {
+                panic!("{stock:?} was counted, then {sold:?}, then {:?}", audit().await);
             }
-        } else if stock.reserved == 0 && stock.in_transit == 0 {
+        } else if stock.reserved == 0 && audit().await.in_transit == 0 {
             return stock.sold;
+        }
+        if began.elapsed() > STUCK {
+            panic!("the rest is not sold: {stock:?}, {:?}", audit().await);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -18,7 +18,7 @@ use crate::batch_queue::{BatchLimits, BatchQueue, Full, Priority, Slot};
 use crate::claim::{Answer, Mode, Request};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
-use crate::machine::{Action, Actions, CallId};
+use crate::machine::CallId;
 
 /// No call is given up earlier than this, however short its lease.
 const SHORTEST_CALL: Duration = Duration::from_millis(10);
@@ -36,16 +36,8 @@ pub(super) struct PendingCall {
     deadline: Moment,
 }
 
-/// The calls among the actions of a shard.
-pub(super) fn calls_of(
-    shard: usize,
-    actions: &Actions,
-) -> impl Iterator<Item = (usize, CallId, Request)> + use<'_> {
-    actions.iter().filter_map(move |action| match action {
-        Action::Call(call, request) => Some((shard, *call, request.clone())),
-        _ => None,
-    })
-}
+/// The slots for calls that were made pending.
+pub(super) type Slots = SmallVec<[Slot<PendingCall>; 2]>;
 
 /// A queue for each partition of the backend.
 pub(super) type PendingCalls = Box<[Arc<BatchQueue<PendingCall>>]>;
@@ -58,18 +50,22 @@ pub(super) fn pending_calls(backend: &dyn Backend) -> Option<PendingCalls> {
 }
 
 impl Core {
-    /// Sends calls of shards. All of them are pending before the first batch leaves, so that
-    /// calls of one moment share it.
-    pub(super) fn send(self: &Arc<Self>, calls: Vec<(usize, CallId, Request)>) {
+    /// Makes calls of a shard pending. The slots that are returned must be used to
+    /// [send](Self::send_batches) them: calls that are pushed before that share their batches.
+    pub(super) fn push(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) -> Slots {
+        let mut slots = Slots::new();
         if calls.is_empty() {
-            return;
+            return slots;
         }
         if self.is_in_child() {
-            return self.refuse_in_child(calls);
+            self.refuse_in_child(shard, calls);
+            return slots;
         }
-        let Some(queues) = &self.pending_calls else { return self.send_one_by_one(calls) };
-        let mut slots = SmallVec::<[_; 2]>::new();
-        for (shard, call, request) in calls {
+        let Some(queues) = &self.pending_calls else {
+            self.send_one_by_one(shard, calls);
+            return slots;
+        };
+        for (call, request) in calls {
             let partition = if queues.len() > 1 { self.backend.partition_of(&request) } else { 0 };
             let queue = &queues[partition % queues.len()];
             let (deadline, weight) = (self.deadline_of(&request), weight_of(&request));
@@ -88,6 +84,11 @@ impl Core {
                 }
             }
         }
+        slots
+    }
+
+    /// Sends what is pending, in the slots that it has.
+    pub(super) fn send_batches(self: &Arc<Self>, slots: Slots) {
         slots.into_iter().for_each(|slot| self.send_next(slot));
     }
 
@@ -147,8 +148,8 @@ impl Core {
     }
 
     /// A child after `fork` has no driver, so nothing would ever be answered.
-    fn refuse_in_child(self: &Arc<Self>, calls: Vec<(usize, CallId, Request)>) {
-        for (shard, call, request) in calls {
+    fn refuse_in_child(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
+        for (call, request) in calls {
             let error = Error::new(ErrorKind::Config, request.operation()).with_message(
                 "this client was made before fork() and has no driver here; make one in the child",
             );
@@ -156,13 +157,12 @@ impl Core {
         }
     }
 
-    fn send_one_by_one(self: &Arc<Self>, calls: Vec<(usize, CallId, Request)>) {
-        let is_renewal = |it: &(usize, CallId, Request)| matches!(it.2, Request::Renew(_));
+    fn send_one_by_one(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
+        let is_renewal = |(_, request): &(CallId, Request)| matches!(request, Request::Renew(_));
         let (renewals, others): (Vec<_>, Vec<_>) = calls.into_iter().partition(is_renewal);
         let batches = others.into_iter().map(|call| vec![call]).chain([renewals]);
         for calls in batches.filter(|calls| !calls.is_empty()) {
-            let to_and_request = |(shard, call, request)| ((shard, call), request);
-            let (to, requests) = calls.into_iter().map(to_and_request).unzip();
+            let (to, requests) = calls.into_iter().map(|(call, it)| ((shard, call), it)).unzip();
             let (core, deadline) = (self.clone(), self.now() + self.call_timeout);
             let batch = BatchInFlight { core, slot: None, requests, to, deadline };
             // If the driver has ended, the batch is dropped, and its calls are told.

@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use self::calls::calls_of;
+use self::calls::Slots;
 use self::shutdown::FLUSH;
 use self::timer::{Timer, wait_for};
 use crate::backend::{Backend, Listener};
@@ -173,23 +173,19 @@ impl Core {
         step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> S,
         then: impl FnOnce(&mut Machine, S) -> T,
     ) -> T {
-        let (result, actions) = self.advance(shard, step, then);
-        // Calls first: what a hook does must not keep them from being sent.
-        if self.jobs.is_some() {
-            self.send(calls_of(shard, &actions).collect());
-        }
-        self.tell(actions);
+        let (result, slots) = self.advance(shard, step, then);
+        self.send_batches(slots);
         result
     }
 
-    /// Lets a shard take a step, looks at it, and wakes tasks. What else is to be done is
-    /// returned.
+    /// Lets a shard take a step and carries out its actions, but for the calls: they are
+    /// pending, and leave when the caller [sends](Self::send_batches) them.
     fn advance<S, T>(
         self: &Arc<Self>,
         shard: usize,
         step: impl FnOnce(&mut Machine, Moment, &mut Actions) -> S,
         then: impl FnOnce(&mut Machine, S) -> T,
-    ) -> (T, Actions) {
+    ) -> (T, Slots) {
         let mut actions = Actions::new();
         let mut wakers = Wakers::new();
         let now = self.clock.now();
@@ -219,7 +215,17 @@ impl Core {
         self.schedule(due);
         notices::deliver_deferred();
         wakers.into_iter().for_each(Waker::wake);
-        (result, actions)
+        // First of all: nothing must keep calls from being sent.
+        let mut slots = Slots::new();
+        if self.jobs.is_some() {
+            let calls = actions.iter().filter_map(|action| match action {
+                Action::Call(call, request) => Some((*call, request.clone())),
+                _ => None,
+            });
+            slots = self.push(shard, calls.collect());
+        }
+        self.tell(actions);
+        (result, slots)
     }
 
     /// Tells what happened to leases.

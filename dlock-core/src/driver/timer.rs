@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::calls::calls_of;
+use super::calls::Slots;
 use super::{Core, Machine, on_own_thread};
 use crate::clock::Moment;
 
@@ -46,22 +46,17 @@ impl Core {
     /// Does what is due in every shard, and returns when something is due next.
     fn tick(self: &Arc<Self>) -> Moment {
         let due = |shard: &usize| self.look(*shard, |machine| machine.next_due());
-        let (mut calls, mut done) = (Vec::new(), Vec::new());
+        // Renewals of all shards share batches.
+        let mut slots = Slots::new();
         for shard in (0..self.shards.len()).filter(|shard| due(shard) <= self.clock.now()) {
             let tick = |machine: &mut Machine, now, actions: &mut _| machine.tick(now, actions);
-            let ((), actions) = self.advance(shard, tick, |_, result| result);
-            calls.extend(calls_of(shard, &actions));
-            done.push(actions);
+            slots.extend(self.advance(shard, tick, |_, result| result).1);
         }
-        // Renewals of all shards share batches.
-        if self.jobs.is_some() {
-            self.send(calls);
-        }
-        done.into_iter().for_each(|actions| self.tell(actions));
+        self.send_batches(slots);
         (0..self.shards.len()).map(|shard| due(&shard)).min().unwrap_or(Moment::NEVER)
     }
 
-    /// Ticks until nothing is due now, and returns the time until something is; `None` if
+    /// Does what is due, and returns the time until something is due next; `None` if
     /// nothing will be.
     pub(super) fn tick_and_set(self: &Arc<Self>) -> Option<Duration> {
         // Whoever sets something earlier from here on says so.

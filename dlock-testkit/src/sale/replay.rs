@@ -1,5 +1,5 @@
 //! Replays the journal of a soak from its first entry and checks it: no count goes below
-//! zero, the counts at the end are those of the sale, no buyer is ever above the limit,
+//! zero (if there is one home), the counts at the end are those of the sale, no buyer is ever above the limit,
 //! each operation id has its effects once, and the record of an id agrees with its last
 //! effect.
 

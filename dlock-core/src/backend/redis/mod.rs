@@ -12,7 +12,7 @@
 
 mod address;
 mod answers;
-mod busy_poll;
+mod busy_polls;
 mod cluster;
 mod codec;
 mod connection;

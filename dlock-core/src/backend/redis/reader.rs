@@ -20,9 +20,10 @@
 //! under one lock. Replies are called without it, so those of two reads may overlap.
 //!
 //! A caller that goes on as soon as it has its answer gets the next one sooner if the
-//! worker does not sleep meanwhile: its reader polls busily ([`busy_poll`](super::busy_poll)).
+//! worker does not sleep meanwhile: its reader polls busily (`busy_polls.rs`).
 
 use std::future::poll_fn;
+use std::io::ErrorKind;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -35,7 +36,7 @@ use tokio::io::ReadBuf;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 
-use super::busy_poll::{self, BusyPoll};
+use super::busy_polls::{self, BusyPolls};
 use super::pipeline::{Outcome, Pipeline, Reply};
 use super::resp::FrameScanner;
 use super::socket::Readable;
@@ -137,9 +138,9 @@ struct CallersReader(Arc<Pipeline>);
 
 impl CallersReader {
     async fn run(self, mut socket: Readable) {
-        let mut busy_poll = BusyPoll::default();
+        let mut polls = BusyPolls::default();
         loop {
-            let goes_on = match self.read_busily(&mut socket, &mut busy_poll).await {
+            let goes_on = match self.read_busily(&mut polls).await {
                 Some(goes_on) => goes_on,
                 None => read(&self.0, &mut socket).await,
             };
@@ -150,29 +151,30 @@ impl CallersReader {
     }
 
     /// As [`read`], but without sleeping; `None` if nothing was to be read in time.
-    async fn read_busily(&self, socket: &mut Readable, busy_poll: &mut BusyPoll) -> Option<bool> {
+    async fn read_busily(&self, polls: &mut BusyPolls) -> Option<bool> {
         // With other requests on their way there is a load, and no lone caller.
-        if self.0.oldest_wait().1.is_some() || !busy_poll.is_worth_it() {
+        if self.0.oldest_wait().1.is_some() {
             return None;
         }
+        let polling = polls.start()?;
         // The caller that was just answered runs now, and may send its next request.
         tokio::task::yield_now().await;
-        let mut looked = Instant::now();
+        let mut polled = Instant::now();
         while let Some(waited) = self.0.lone_wait() {
-            let mut reading = std::pin::pin!(read(&self.0, socket));
-            let read = poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await;
-            if let Poll::Ready(goes_on) = read {
-                busy_poll.answered();
-                return Some(goes_on);
+            // Other tasks have their turn between two of these.
+            while polled.elapsed() < busy_polls::WITHOUT_YIELD {
+                if let Some(goes_on) = read_now(&self.0) {
+                    polling.succeeded();
+                    return Some(goes_on);
+                }
             }
+            tokio::task::yield_now().await;
             let now = Instant::now();
-            if busy_poll::is_too_long(waited, now - looked) {
+            if busy_polls::is_too_long(waited, now - polled) {
                 break;
             }
-            looked = now;
-            tokio::task::yield_now().await;
+            polled = now;
         }
-        busy_poll.in_vain();
         None
     }
 }
@@ -249,6 +251,24 @@ async fn stand_by(pipeline: &Pipeline) {
     }
 }
 
+/// As [`read`], but does not wait; `None` if there is nothing to read.
+fn read_now(pipeline: &Pipeline) -> Option<bool> {
+    let mut replies = Vec::new();
+    let readable = {
+        let mut reading = pipeline.readers.reading.lock();
+        let read = match pipeline.socket.read(reading.room()) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+            read => read.unwrap_or(0),
+        };
+        reading.filled += read;
+        read > 0 && reading.take_answers(pipeline, &mut replies)
+    };
+    for (reply, answer) in replies {
+        reply(Outcome::Answered(answer));
+    }
+    Some(readable)
+}
+
 /// Reads once and calls the replies of the answers that are complete. False when the
 /// connection has ended, or makes no sense any more.
 async fn read(pipeline: &Pipeline, socket: &mut Readable) -> bool {
@@ -267,12 +287,17 @@ async fn read(pipeline: &Pipeline, socket: &mut Readable) -> bool {
 }
 
 impl Reading {
-    /// Reads some bytes; false at the end.
-    fn poll_read(&mut self, cx: &mut Context<'_>, socket: &mut Readable) -> Poll<bool> {
+    /// Where the next bytes go.
+    fn room(&mut self) -> &mut [u8] {
         if self.bytes.len() < self.filled + READ {
             self.bytes.resize(self.filled + READ, 0);
         }
-        let mut buffer = ReadBuf::new(&mut self.bytes[self.filled..]);
+        &mut self.bytes[self.filled..]
+    }
+
+    /// Reads some bytes; false at the end.
+    fn poll_read(&mut self, cx: &mut Context<'_>, socket: &mut Readable) -> Poll<bool> {
+        let mut buffer = ReadBuf::new(self.room());
         let read = std::task::ready!(socket.poll_read(cx, &mut buffer));
         let taken = buffer.filled().len();
         self.filled += taken;

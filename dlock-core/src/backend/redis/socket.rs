@@ -3,7 +3,7 @@
 //! It belongs to no runtime: any thread writes to it, and whoever reads it registers it
 //! in a runtime for as long as it does.
 
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -68,6 +68,11 @@ impl Socket {
     /// Writes as much as the socket takes at once.
     pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         each!(Socket, self, socket => (&mut &*socket).write(bytes))
+    }
+
+    /// Reads what there is, from any thread.
+    pub(super) fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        each!(Socket, self, socket => (&mut &*socket).read(bytes))
     }
 
     /// The same socket, for reading in this runtime. Panics in a runtime without IO.

@@ -24,13 +24,13 @@
 -- '' and the last is -1 if nobody is in the way. For 'r' 1 held, 2 held and others
 -- wait, 0 lost, or the further tokens as for 'a'. For 'x' and 'p' 1 released, 0 already
 -- lost. An error is the reply of the call that it came from. If all replies are 1, which is
--- what renewals of many locks are answered, 1 alone is the reply; and so are the digits of a
--- token, if there is one call.
+-- what renewals of many locks are answered, 1 alone is the reply; and so may be the digits of
+-- a token, if there is one call.
 --
 -- This first part serves a key that has one holder at most and nobody waits for (not in
--- a cluster, see state.lua). It then is a string, and each call takes two or three commands. What answers nothing
--- here is left to the second part, which looks at the key anew; and so is every later
--- call on that key, so that calls on one key keep their order.
+-- a cluster, see state.lua). It then is a string, and each call takes two or three commands.
+-- What answers nothing here is left to the second part, which looks at the key anew; and so
+-- is every later call on that key, so that calls on one key keep their order.
 
 -- The string of a lone holder; the last token has sixteen digits, and how many tokens
 -- it has and its first one are digits too.
@@ -199,7 +199,9 @@ make(#KEYS, function(i)
     terms, conditions, prefix = from, sub(head, 34), text(#head + 19)
   end
   local reply
-  if not always_hash and not deferred[key] then
+  if i <= renewed then
+    reply = 1
+  elseif not always_hash and not deferred[key] then
     reply = first[letter](key, from)
   end
   if reply == nil then
