@@ -61,8 +61,10 @@ pub(crate) trait Operation: Send + 'static {
 pub(crate) struct OperationContext {
     /// The end of the run, by [`clock::now`].
     end: u64,
-    /// One timer for all waits of a task: to set one for each would be much of the load.
+    /// One timer for all waits of a task: to set one for each would be much of the load. It
+    /// wakes the task once it was polled, so it is polled once.
     ended: Pin<Box<Sleep>>,
+    is_set: bool,
     answered: Option<u64>,
 }
 
@@ -80,12 +82,15 @@ impl OperationContext {
     /// Waits for a future; `None` if the run ended first.
     pub(crate) async fn wait<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
         let mut future = std::pin::pin!(future);
-        let ended = &mut self.ended;
+        let OperationContext { ended, is_set, .. } = self;
         poll_fn(|cx| {
             if let Poll::Ready(output) = future.as_mut().poll(cx) {
                 return Poll::Ready(Some(output));
             }
-            ended.as_mut().poll(cx).map(|()| None)
+            if !std::mem::replace(is_set, true) {
+                return ended.as_mut().poll(cx).map(|()| None);
+            }
+            if ended.is_elapsed() { Poll::Ready(None) } else { Poll::Pending }
         })
         .await
     }
@@ -160,7 +165,7 @@ impl Task {
     async fn run(mut self, mut operation: impl Operation) {
         let left = Duration::from_nanos(self.end.saturating_sub(clock::now()));
         let ended = Box::pin(tokio::time::sleep(left));
-        let mut context = OperationContext { end: self.end, ended, answered: None };
+        let mut context = OperationContext { end: self.end, ended, is_set: false, answered: None };
         loop {
             let now = clock::now();
             if now >= self.end {
