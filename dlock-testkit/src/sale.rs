@@ -370,7 +370,8 @@ async fn sell_the_rest(sale: &Inventory, soak: Soak) -> u64 {
     for number in 0.. {
         // What is in transit arrives, and what a home sent and forgot is taken out, as soon as
         // the home has as many units again.
-        let stock = until_known("rebalance", || sale.rebalance()).await;
+        until_known("rebalance", || sale.rebalance()).await;
+        let stock = until_known("the stock", || sale.stock()).await;
         let audit = || until_known("the audit", || sale.audit());
         if stock.available > 0 {
             let rest = stock.available.min(dlock_segment::MAX_QUANTITY);

@@ -11,6 +11,9 @@ pub const MASTER_NAME: &str = "mymaster";
 /// How long a primary is silent before a Sentinel takes it for down.
 const DOWN_AFTER: Duration = Duration::from_millis(500);
 
+/// The same while they start: a failover then could leave them without an order.
+const DOWN_AFTER_AT_START: Duration = Duration::from_secs(30);
+
 /// After this time a Sentinel gives up a failover that does not go on.
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -84,7 +87,8 @@ impl SentinelServers {
         }
         let port = ports[0];
         let quorum = sentinels / 2 + 1;
-        let (down_after, failover_timeout) = (DOWN_AFTER.as_millis(), FAILOVER_TIMEOUT.as_millis());
+        let down_after = DOWN_AFTER_AT_START.as_millis();
+        let failover_timeout = FAILOVER_TIMEOUT.as_millis();
         let password = options.iter().skip_while(|option| **option != "--requirepass").nth(1);
         let password = password.map(|it| format!("sentinel auth-pass {MASTER_NAME} {it}\n"));
         let password = password.unwrap_or_default();
@@ -102,6 +106,7 @@ impl SentinelServers {
             .collect();
         let topology = SentinelServers { servers: started, sentinels: sentinels?, ports };
         topology.settle();
+        topology.set_down_after(DOWN_AFTER);
         Some(topology)
     }
 
