@@ -198,7 +198,7 @@ impl Pipeline {
         match taken {
             Ok(taken) if taken == request.len() => {}
             Ok(taken) => self.leave(&mut unsent, &request[taken..]),
-            Err(error) if is_full(&error) => self.leave(&mut unsent, request),
+            Err(error) if would_block(&error) => self.leave(&mut unsent, request),
             Err(_) => {
                 drop(unsent);
                 self.close();
@@ -218,7 +218,7 @@ impl Pipeline {
         while !unsent.is_empty() {
             match self.socket.write(&unsent) {
                 Ok(taken) => drop(unsent.drain(..taken)),
-                Err(error) if is_full(&error) => return false,
+                Err(error) if would_block(&error) => return false,
                 Err(_) => {
                     drop(unsent);
                     self.close();
@@ -336,7 +336,8 @@ impl Pipeline {
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
+/// Whether the socket can do nothing now, but later.
+pub(super) fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 

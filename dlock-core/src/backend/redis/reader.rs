@@ -23,7 +23,6 @@
 //! worker does not sleep meanwhile: its reader polls busily (`busy_polls.rs`).
 
 use std::future::poll_fn;
-use std::io::ErrorKind;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -37,7 +36,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 
 use super::busy_polls::{self, BusyPolls};
-use super::pipeline::{Outcome, Pipeline, Reply};
+use super::pipeline::{Outcome, Pipeline, Reply, would_block};
 use super::resp::FrameScanner;
 use super::socket::Readable;
 
@@ -257,7 +256,7 @@ fn read_now(pipeline: &Pipeline) -> Option<bool> {
     let readable = {
         let mut reading = pipeline.readers.reading.lock();
         let read = match pipeline.socket.read(reading.room()) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+            Err(error) if would_block(&error) => return None,
             read => read.unwrap_or(0),
         };
         reading.filled += read;
