@@ -215,7 +215,7 @@ impl Core {
         self.schedule(due);
         notices::deliver_deferred();
         wakers.into_iter().for_each(Waker::wake);
-        // First of all: nothing must keep calls from being sent.
+        // Before anything is told: a hook must not keep calls from being sent.
         let mut slots = Slots::new();
         if self.jobs.is_some() {
             let calls = actions.iter().filter_map(|action| match action {

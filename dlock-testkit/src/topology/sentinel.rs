@@ -11,7 +11,8 @@ pub const MASTER_NAME: &str = "mymaster";
 /// How long a primary is silent before a Sentinel takes it for down.
 const DOWN_AFTER: Duration = Duration::from_millis(500);
 
-/// The same while they start: a failover then could leave them without an order.
+/// The same until all of them have started: a failover before that may leave replicas that
+/// follow nobody.
 const DOWN_AFTER_AT_START: Duration = Duration::from_secs(30);
 
 /// After this time a Sentinel gives up a failover that does not go on.

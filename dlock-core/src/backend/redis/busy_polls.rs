@@ -1,4 +1,4 @@
-//! When it pays not to sleep until an answer comes: pure.
+//! When it pays not to sleep until an answer comes.
 //!
 //! A worker that sleeps is woken by the kernel, which takes longer than a near server takes
 //! to answer. So a reader that has just given a caller its answer polls for the answer to the
