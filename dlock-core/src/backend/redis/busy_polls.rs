@@ -1,11 +1,11 @@
 //! When it pays not to sleep until an answer comes.
 //!
 //! A worker that sleeps is woken by the kernel, which takes longer than a near server takes
-//! to answer. So a reader that has just given a caller its answer polls for the answer to the
-//! caller's next request, and other tasks run in between. This costs processor time that would
+//! to answer. So a reader that has just given callers their answers polls for the answers to
+//! their next requests, and other tasks run in between. This costs processor time that would
 //! be idle. So:
-//! - it polls only for a lone request that directly follows an answer, and for [`LONGEST`] at
-//!   most;
+//! - it polls only for requests that directly follow an answer, and until the oldest has
+//!   waited for [`LONGEST`];
 //! - it stops when other tasks take longer than [`LATE`] in between, or another process does:
 //!   they need the processor;
 //! - after each failed try the next answers are waited for asleep: one, then three, seven and
@@ -25,6 +25,9 @@ const LATE: Duration = Duration::from_micros(60);
 /// The most failed tries that are counted: after them 1,023 answers are waited for asleep.
 const MAX_FAILED_TRIES: u32 = 10;
 
+/// After so many failed tries, seven of eight answers are waited for asleep.
+const MANY_FAILED_TRIES: u32 = 3;
+
 /// Whether a reader of this process polls.
 static POLLING: AtomicBool = AtomicBool::new(false);
 
@@ -34,6 +37,7 @@ pub(super) struct BusyPolls {
     /// How many answers are to be waited for asleep.
     skipped: u32,
     failed_tries: u32,
+    pay: bool,
 }
 
 /// A try. It has failed if it is dropped.
@@ -41,13 +45,22 @@ pub(super) struct BusyPolls {
 pub(super) struct Polling<'a>(&'a mut BusyPolls);
 
 impl BusyPolls {
+    /// Whether most answers come while they are polled for.
+    pub(super) fn pay(&self) -> bool {
+        self.pay
+    }
+
     /// Begins a try; `None` if the next answer is to be waited for asleep.
     pub(super) fn start(&mut self) -> Option<Polling<'_>> {
         if self.skipped > 0 {
             self.skipped -= 1;
             return None;
         }
-        (!POLLING.swap(true, Ordering::Relaxed)).then(|| Polling(self))
+        if POLLING.swap(true, Ordering::Relaxed) {
+            self.pay = false;
+            return None;
+        }
+        Some(Polling(self))
     }
 }
 
@@ -55,6 +68,7 @@ impl Polling<'_> {
     /// The answer came in time.
     pub(super) fn succeeded(self) {
         self.0.failed_tries = 0;
+        self.0.pay = true;
         POLLING.store(false, Ordering::Relaxed);
         std::mem::forget(self);
     }
@@ -65,6 +79,7 @@ impl Drop for Polling<'_> {
         let polls = &mut *self.0;
         polls.failed_tries = (polls.failed_tries + 1).min(MAX_FAILED_TRIES);
         polls.skipped = (1 << polls.failed_tries) - 1;
+        polls.pay &= polls.failed_tries < MANY_FAILED_TRIES;
         POLLING.store(false, Ordering::Relaxed);
     }
 }
@@ -89,16 +104,20 @@ mod tests {
             skipped.push(failed);
         }
         assert_eq!(skipped, [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1_023, 1_023]);
+        assert!(!polls.pay());
         while polls.skipped > 0 {
             assert!(polls.start().is_none());
         }
         for _ in 0..10 {
             let polling = polls.start().expect("a server that is near is always polled");
-            assert!(BusyPolls::default().start().is_none(), "one reader at a time");
+            let mut others = BusyPolls { pay: true, ..BusyPolls::default() };
+            assert!(others.start().is_none() && !others.pay(), "one reader at a time");
             polling.succeeded();
         }
+        assert!(polls.pay());
         drop(polls.start());
         assert_eq!(polls.skipped, 1, "after a try that succeeded it begins anew");
+        assert!(polls.pay(), "one failed try is no reason to give up");
     }
 
     #[test]

@@ -263,14 +263,6 @@ impl Pipeline {
         (waiting.count, oldest)
     }
 
-    /// How long the only request without an answer has waited; `None` if there is none, or
-    /// there are several.
-    pub(super) fn lone_wait(&self) -> Option<Duration> {
-        let waiting = self.waiting.lock();
-        let alone = waiting.entries.front().filter(|_| waiting.entries.len() == 1);
-        alone.map(|entry| self.start.elapsed().saturating_sub(entry.sent))
-    }
-
     /// Finds the replies that answers belong to. False: there are more answers than
     /// requests.
     pub(super) fn match_answers(

@@ -14,13 +14,14 @@
 //! ```
 //!
 //! When calls overlap, two threads are better than one: the workers of a runtime look
-//! for what came in only when they have nothing else to do.
+//! for what came in only when they have nothing else to do. Unless polling pays: then
+//! the caller's reader looks often enough.
 //!
 //! Both may read at the same time: bytes are taken from the socket and put in order
 //! under one lock. Replies are called without it, so those of two reads may overlap.
 //!
-//! A caller that goes on as soon as it has its answer gets the next one sooner if the
-//! worker does not sleep meanwhile: its reader polls busily (`busy_polls.rs`).
+//! Callers that go on as soon as they have their answers get the next ones sooner if the
+//! worker does not sleep meanwhile: their reader polls busily (`busy_polls.rs`).
 
 use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
@@ -59,6 +60,8 @@ pub(super) struct Readers {
     asleep: AtomicBool,
     /// Whether calls overlapped since the driver's reader looked last.
     overlap: AtomicBool,
+    /// Whether a caller's reader gets its answers by polling.
+    polling_pays: AtomicBool,
     wake: Notify,
 }
 
@@ -85,6 +88,7 @@ impl Readers {
             callers: AtomicU8::new(NOBODY),
             asleep: AtomicBool::new(false),
             overlap: AtomicBool::new(false),
+            polling_pays: AtomicBool::new(false),
             wake: Notify::new(),
         }
     }
@@ -92,7 +96,8 @@ impl Readers {
     /// A request was sent, so somebody must read. `overlap`: others have no answer yet.
     pub(super) fn expect_answer(pipeline: &Arc<Pipeline>, overlap: bool) {
         let readers = &pipeline.readers;
-        if overlap && !readers.overlap.load(Ordering::Relaxed) {
+        let read_by_driver = overlap && !readers.polling_pays.load(Ordering::Relaxed);
+        if read_by_driver && !readers.overlap.load(Ordering::Relaxed) {
             readers.overlap.store(true, Ordering::Release);
             readers.wake.notify_one();
         }
@@ -151,15 +156,12 @@ impl CallersReader {
 
     /// As [`read`], but without sleeping; `None` if nothing was to be read in time.
     async fn read_busily(&self, polls: &mut BusyPolls) -> Option<bool> {
-        // With other requests on their way there is a load, and no lone caller.
-        if self.0.oldest_wait().1.is_some() {
-            return None;
-        }
+        self.0.readers.polling_pays.store(polls.pay(), Ordering::Relaxed);
         let polling = polls.start()?;
-        // The caller that was just answered runs now, and may send its next request.
+        // The callers that were just answered run now, and may send their next requests.
         tokio::task::yield_now().await;
         let mut polled = Instant::now();
-        while let Some(waited) = self.0.lone_wait() {
+        while let Some(waited) = self.0.oldest_wait().1 {
             // Other tasks have their turn between two of these.
             while polled.elapsed() < busy_polls::WITHOUT_YIELD {
                 if let Some(goes_on) = read_now(&self.0) {
@@ -181,6 +183,7 @@ impl CallersReader {
 impl Drop for CallersReader {
     /// The runtime may have ended, or a reply may have panicked.
     fn drop(&mut self) {
+        self.0.readers.polling_pays.store(false, Ordering::Relaxed);
         self.0.readers.callers.store(NOBODY, Ordering::Release);
         self.0.readers.wake_driver();
     }
