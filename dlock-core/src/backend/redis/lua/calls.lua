@@ -14,7 +14,7 @@ local function somebody(state)
     if not record then
       local found = call('HSCAN', state.key, '0', 'COUNT', '16')[2]
       for i = 1, #found, 2 do
-        if sub(found[i], 1, 1) == 'h' then
+        if sub(found[i], 1, 1) == 'h' and state.fields[found[i]] ~= false then
           record = found[i + 1]
           break
         end
@@ -38,7 +38,7 @@ function second.a(key, at, instead_of)
   local owner = sub(ARGV[at], 2, 33)
   local ttl, wanted = ARGV[at + 2] * 1000, tonumber(ARGV[at + 3])
   local queue, queue_ttl, sent = match(ARGV[at + 4], '^(%d)\t(%d+)\t(%d+)$')
-  local state = load(key, now, owner)
+  local state = load(key, now, owner, instead_of)
   if instead_of then
     remove(state, instead_of, lease_of(state, instead_of))
   end

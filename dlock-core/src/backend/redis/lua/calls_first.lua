@@ -190,7 +190,7 @@ local function make(count, one)
 end
 
 local arguments = { a = 5, i = 6, r = 3, t = 1, x = 1, p = 2 }
-local rest, deferred, at = {}, {}, 2
+local rest, deferred, at = {}, { [disputed or ''] = true }, 2
 make(#KEYS, function(i)
   local key, letter, from = KEYS[i], sub(ARGV[1], i, i), at
   made, at = i, at + arguments[letter]

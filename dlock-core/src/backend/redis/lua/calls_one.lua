@@ -6,6 +6,7 @@
 -- error is in a table.
 
 local renewed = 0 -- how many of the first calls were made here
+local disputed -- a key that was seen not to be a string
 if always_hash then -- it is never a string, and a run has one call
   if ARGV[1] == 'a' and ARGV[5] ~= '0' and redis.pcall('HGET', KEYS[1], 'm') == false then
     local time = redis.call('TIME')
@@ -67,6 +68,8 @@ elseif ARGV[1] == 'x' then
       redis.call('DEL', KEYS[1])
       return 1
     end
+  elseif type(found) ~= 'string' then
+    disputed = KEYS[1]
   end
 elseif ARGV[4] == '0' and string.find(ARGV[1], '^rt*$') then
   local head, ttl, find = ARGV[2], ARGV[3], string.find
@@ -75,11 +78,13 @@ elseif ARGV[4] == '0' and string.find(ARGV[1], '^rt*$') then
   local prefix = string.format('%d', #head + 19)
   for i, key in ipairs(KEYS) do
     local found = redis.pcall('GETRANGE', key, '0', prefix)
-    if type(found) ~= 'string' or find(found, mark, 1, true) ~= 1
-      or find(found, conditions, 54, true) ~= 54 then
+    if type(found) ~= 'string' then
+      disputed = key
+      break
+    elseif find(found, mark, 1, true) ~= 1 or find(found, conditions, 54, true) ~= 54
+      or type(redis.pcall('PEXPIRE', key, ttl)) ~= 'number' then
       break
     end
-    redis.call('PEXPIRE', key, ttl)
     renewed, mark = i, ARGV[i + 4]
   end
   if renewed == #KEYS then

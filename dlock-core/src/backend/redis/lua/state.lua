@@ -40,6 +40,8 @@ local PLACES = 256
 -- The most waiters that one call gives the key to; each of them asks again, and then
 -- gives it to the next.
 local GRANTS = 32
+-- The most fields that are removed at once.
+local DROPPED = 128
 
 local META = {
   'holders', 'exclusive', 'permits', 'last', 'soonest', 'until_', 'head', 'tail',
@@ -87,16 +89,17 @@ end
 
 local function empty(key, now)
   return {
-    key = key, now = now, notices = {}, fields = {}, written = {}, holders = 0, exclusive = 0, permits = 0, last = 0,
-    soonest = 0, until_ = 0, head = 1, tail = 1, waiters = 0,
-    cursor = '', swept = 0, known = '',
+    key = key, now = now, notices = {}, fields = {}, written = {}, dropped = {}, holders = 0,
+    exclusive = 0, permits = 0, last = 0, soonest = 0, until_ = 0, head = 1, tail = 1,
+    waiters = 0, cursor = '', swept = 0, known = '',
   }
 end
 
--- The state of a key; the fields of `owner` are read along with it.
-local function load(key, now, owner)
+-- The state of a key; the fields of `owner` are read along with it, and the lease of `other`.
+local function load(key, now, owner, other)
   local state = empty(key, now)
-  local found = redis.pcall('HMGET', key, 'm', 'h' .. owner, 'w' .. owner)
+  local lease = 'h' .. (other or owner)
+  local found = redis.pcall('HMGET', key, 'm', 'h' .. owner, 'w' .. owner, lease)
   if found.err then -- a string, then
     found = call('GET', key)
     local form = sub(found, 1, 1)
@@ -123,7 +126,8 @@ local function load(key, now, owner)
       state[name] = values[i]
     end
     state.form = 'hash'
-    state.fields['h' .. owner], state.fields['w' .. owner] = found[2], found[3]
+    local fields = state.fields
+    fields['h' .. owner], fields['w' .. owner], fields[lease] = found[2], found[3], found[4]
   end
   return state
 end
@@ -147,12 +151,21 @@ local function put(state, field, value)
   state.changed = true
 end
 
--- Removed at once: a server that is out of memory lets a script write only after it
--- has freed something.
+local function remove_dropped(state)
+  if #state.dropped > 0 then
+    call('HDEL', state.key, unpack(state.dropped))
+    state.dropped = {}
+  end
+end
+
+-- Removed when the state is saved, or when there are many.
 local function drop(state, field)
+  state.dropped[#state.dropped + 1] = field
   state.fields[field] = false
-  call('HDEL', state.key, field)
   state.changed = true
+  if #state.dropped == DROPPED then
+    remove_dropped(state)
+  end
 end
 
 -- Makes a hash of it before something is written.
@@ -195,12 +208,16 @@ local function save(state)
   if not state.changed then
     return
   end
-  local key = state.key
-  if state.holders == 0 and state.waiters == 0 then
-    local ahead = state.last - state.now
-    if not always_hash or ahead < 0 then
-      call('DEL', key)
-    end
+  local key, ahead = state.key, state.last - state.now
+  local free = state.holders == 0 and state.waiters == 0
+  -- First: a server that is out of memory lets a script write only after it has freed
+  -- something.
+  if free and (not always_hash or ahead < 0) then
+    call('DEL', key)
+  else
+    remove_dropped(state)
+  end
+  if free then
     if always_hash and ahead >= 0 then
       state.until_ = state.last
       call('HSET', key, 'm', packed(state))
@@ -443,6 +460,9 @@ local function settle(state)
       message = table.concat({ 'g', waiter.owner, state.key, text(first), text(tokens),
         waiter.sent }, '\t'),
     }
+    if waiter.mode == 'x' then
+      return -- nobody fits beside it
+    end
   end
 end
 
