@@ -50,7 +50,22 @@ fn a_stalled_handover_is_not_believed() {
     process.handed_over(at(3_000), claim.owner, 50, at(2_950));
     assert_eq!(process.token(ticket), 50);
     assert_eq!(process.held_until(at(3_000), ticket), at(2_950 + 3_000 - 60));
-    process.renew(); // it is confirmed at once
+    assert!(process.calls.is_empty(), "most are released before it pays to confirm them");
+    process.tick(at(3_100));
+    process.renew();
+}
+
+/// A lease that is handed over and released at once costs one call, the release.
+#[test]
+fn a_short_lease_that_was_handed_over_is_not_confirmed() {
+    let (mut process, ticket, call, claim) = Process::acquiring(at(0));
+    process.queued(at(1), call);
+    process.handed_over(at(500), claim.owner, 50, claim.sent);
+    process.tick(at(549));
+    process.forget(at(549), ticket);
+    let (call, _) = process.release();
+    process.answer(at(550), call, Answer::Release(Ok(ReleaseOutcome::Released)));
+    assert!(process.machine.is_idle());
 }
 
 /// Rule 6, row 21: no release while the acquire is unanswered.

@@ -301,11 +301,13 @@ impl Keeper {
                 let queue_ttl = tracked.claim.queue_ttl();
                 let asking = tracked.awaits_acquire();
                 let held = self.hold(now, id, Validity::sent(now, counted_from, queue_ttl));
-                if !asking {
-                    self.send(now, id, out); // confirm it, or ask again
-                }
                 if held {
                     self.coverage.count(Transition::GrantedByNotice);
+                }
+                if held && !asking {
+                    self.confirm_soon(now, id);
+                } else if !asking {
+                    self.send(now, id, out);
                 }
                 held.then_some(ClaimEvent::Granted(grant))
             }

@@ -9,6 +9,8 @@ use super::{ClaimId, Keeper, RETRIES_PER_TTL};
 use crate::claim::SessionTerm;
 use crate::clock::{Moment, nanos};
 
+/// How long a lease that was handed over is held, at least, before it is renewed.
+const CONFIRM: Duration = Duration::from_millis(50);
 /// How many times a lease is renewed in its term.
 const RENEWALS_PER_TERM: u64 = 3;
 /// The number of beats in a term: leases that are due in the same beat are renewed
@@ -61,6 +63,14 @@ impl Keeper {
         tracked.failures = 0;
         self.renew_later(id, validity);
         true
+    }
+
+    /// A lease that was handed over lasts for the queue ttl. It is renewed soon, but not at
+    /// once: most are released before. All of the same time are renewed together.
+    pub(super) fn confirm_soon(&mut self, now: Moment, id: ClaimId) {
+        let at = (now + CONFIRM * 2).as_nanos();
+        let due = Moment::from_nanos(at - at % nanos(CONFIRM)).min(self.claims[id].due);
+        self.set_due(id, due);
     }
 
     /// Prolongs a lease that was renewed.
