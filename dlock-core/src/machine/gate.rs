@@ -436,11 +436,11 @@ impl Gate {
         }
     }
 
-    /// Enough tokens for the queue as it is and some company; no more than that, to keep
-    /// a key's counter behind the server's clock.
+    /// Enough tokens for the tasks in the queue if they come again and again; no more than
+    /// that, to keep a key's counter behind the server's clock.
     fn tokens_wanted(&self, limits: HandoverLimits) -> u32 {
         let waiting = u32::try_from(self.waitlist.len()).unwrap_or(u32::MAX);
-        waiting.saturating_mul(2).saturating_add(6).min(limits.count.saturating_add(2))
+        waiting.saturating_mul(8).saturating_add(6).min(limits.count.saturating_add(2))
     }
 }
 
