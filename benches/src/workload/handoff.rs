@@ -1,8 +1,8 @@
 //! How long it takes until a released lock reaches another process that waits for it.
 //!
-//! Two processes take turns on one key. While a process holds the lock, it measures
-//! a PING through the same client and gives the other process time to queue up. Then
-//! it releases. The hand-over time is from just before the release in one process
+//! Two processes take turns on one key. While a process holds the lock, it gives the other
+//! process time to queue up, measures a PING through the same client, and pauses once more.
+//! Then it releases: so the PING and the release both follow a pause of the same length. The hand-over time is from just before the release in one process
 //! until just after the acquire in the other, by the clock that they share. It counts
 //! only if the other process had asked for the lock before the release.
 
@@ -22,7 +22,7 @@ use crate::{processes, server, usage_error};
 
 /// The number of hand-overs that are not counted: connections and caches warm up.
 const WARM_UP: usize = 10;
-/// How long a process holds the lock, so that the other one has queued up.
+/// How long a process pauses while it holds the lock, so that the other one has queued up.
 const TURN: Duration = Duration::from_millis(2);
 
 /// Each process takes part for this long at least: on a busy machine one of the two may begin
@@ -162,6 +162,7 @@ impl ProcessRun {
             report.requested.push(clock::now());
             let held = client.acquire(0).await?;
             let section = checker.enter(0, held.mode(), held.token());
+            tokio::time::sleep(TURN).await;
             report.pings.push(clock::nanos(client.ping().await?));
             tokio::time::sleep(TURN).await;
             drop(section);
