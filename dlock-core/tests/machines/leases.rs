@@ -55,6 +55,17 @@ fn a_stalled_handover_is_not_believed() {
     process.renew();
 }
 
+/// The notice may be late, and then half the time is over.
+#[test]
+fn a_late_handover_is_confirmed_at_once() {
+    let (mut process, ticket, call, claim) = Process::acquiring(at(0));
+    process.queued(at(1), call);
+    process.handed_over(at(1_500), claim.owner, 50, claim.sent);
+    assert_eq!(process.token(ticket), 50);
+    process.tick(at(1_500));
+    process.renew();
+}
+
 /// A lease that is handed over and released at once costs one call, the release.
 #[test]
 fn a_short_lease_that_was_handed_over_is_not_confirmed() {

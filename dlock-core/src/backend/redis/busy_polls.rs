@@ -4,10 +4,10 @@
 //! to answer. So a reader that has just given callers their answers polls for the answers to
 //! their next requests, and other tasks run in between. This costs processor time that would
 //! be idle. So:
-//! - it polls only for requests that directly follow an answer, and until the oldest has
-//!   waited for [`LONGEST`];
-//! - it stops when other tasks take longer than [`LATE`] in between, or another process does:
-//!   they need the processor;
+//! - it polls only after an answer, and until the oldest request has waited for [`LONGEST`];
+//!   for one that has waited longer it looks once;
+//! - it stops when other tasks take longer than [`LATE`] in between, or another process does,
+//!   or those that were answered take longer than [`BUSY`]: they need the processor;
 //! - after each failed try the next answers are waited for asleep: one, then three, seven and
 //!   so on. A server that is not near, or a caller that does something else between two
 //!   requests, costs one try in a thousand answers;
@@ -22,6 +22,8 @@ pub(super) const WITHOUT_YIELD: Duration = Duration::from_micros(10);
 const LONGEST: Duration = Duration::from_micros(150);
 /// The longest time between two polls.
 const LATE: Duration = Duration::from_micros(60);
+/// The longest time that callers take after their answers.
+const BUSY: Duration = Duration::from_millis(1);
 /// The most failed tries that are counted: after them 1,023 answers are waited for asleep.
 const MAX_FAILED_TRIES: u32 = 10;
 
@@ -88,6 +90,11 @@ impl Drop for Polling<'_> {
 /// passed between two polls.
 pub(super) fn is_too_long(waited: Duration, between_polls: Duration) -> bool {
     waited >= LONGEST || between_polls >= LATE
+}
+
+/// Whether not to poll at all, after callers took so long for their next requests.
+pub(super) fn is_busy(took: Duration) -> bool {
+    took >= BUSY
 }
 
 #[cfg(test)]

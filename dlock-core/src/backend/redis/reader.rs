@@ -144,7 +144,9 @@ impl CallersReader {
     async fn run(self, mut socket: Readable) {
         let mut polls = BusyPolls::default();
         loop {
-            let goes_on = match self.read_busily(&mut polls).await {
+            let polled = self.read_busily(&mut polls).await;
+            self.0.readers.polling_pays.store(polls.pay(), Ordering::Relaxed);
+            let goes_on = match polled {
                 Some(goes_on) => goes_on,
                 None => read(&self.0, &mut socket).await,
             };
@@ -156,11 +158,14 @@ impl CallersReader {
 
     /// As [`read`], but without sleeping; `None` if nothing was to be read in time.
     async fn read_busily(&self, polls: &mut BusyPolls) -> Option<bool> {
-        self.0.readers.polling_pays.store(polls.pay(), Ordering::Relaxed);
         let polling = polls.start()?;
+        let answered = Instant::now();
         // The callers that were just answered run now, and may send their next requests.
         tokio::task::yield_now().await;
         let mut polled = Instant::now();
+        if busy_polls::is_busy(polled - answered) {
+            return None;
+        }
         while let Some(waited) = self.0.oldest_wait().1 {
             // Other tasks have their turn between two of these.
             while polled.elapsed() < busy_polls::WITHOUT_YIELD {
@@ -237,6 +242,7 @@ async fn stand_by(pipeline: &Pipeline) {
     while readers.callers_read() && !overlap() && !pipeline.is_closed() {
         let (count, oldest) = pipeline.oldest_wait();
         if oldest.is_some_and(|waited| waited >= PROMPT) {
+            readers.polling_pays.store(false, Ordering::Relaxed);
             return;
         }
         if oldest.is_none() && count == seen {

@@ -5,7 +5,7 @@ use super::{
     Answer, CallId, ClaimEvent, ClaimId, Keeper, LOOK, RETRIES_PER_TTL, SESSION_LOOK, Validity,
 };
 use crate::claim::{
-    AcquireOutcome, Grant, LossReason, Notice, Owner, Release, ReleaseOutcome, RenewOutcome,
+    AcquireOutcome, Grant, LossReason, Mode, Notice, Owner, Release, ReleaseOutcome, RenewOutcome,
 };
 use crate::clock::Moment;
 use crate::error::Result;
@@ -304,10 +304,11 @@ impl Keeper {
                 if held {
                     self.coverage.count(Transition::GrantedByNotice);
                 }
-                if held && !asking {
+                let exclusive = self.claims.get(id)?.claim.mode == Mode::Exclusive;
+                if held && !asking && exclusive {
                     self.confirm_soon(now, id);
                 } else if !asking {
-                    self.send(now, id, out);
+                    self.send(now, id, out); // confirm it, or ask again
                 }
                 held.then_some(ClaimEvent::Granted(grant))
             }

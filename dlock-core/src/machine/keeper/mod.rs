@@ -6,11 +6,11 @@
 //!                     |            |      failed, about once a second in the queue,
 //!                     +-- granted -+      and when a notice says so.
 //!                           v
-//!                         Held            Renewed every third of the ttl. When that fails
-//!                           |             it is uncertain, and tried again until the
-//!                           |             deadline. When the backend says that the lease
-//!          release(), or    |             is lost, the claim is removed.
-//!          the deadline     v
+//!                         Held            Renewed every third of the ttl, and soon after
+//!                           |             a hand-over. When that fails it is uncertain, and
+//!                           |             tried again until the deadline. When the backend
+//!          release(), or    |             says that the lease is lost, the claim is
+//!          the deadline     v             removed.
 //!                       Releasing         A release is sent until it is answered.
 //! ```
 //!

@@ -9,7 +9,8 @@ use super::{ClaimId, Keeper, RETRIES_PER_TTL};
 use crate::claim::SessionTerm;
 use crate::clock::{Moment, nanos};
 
-/// How long a lease that was handed over is held, at least, before it is renewed.
+/// How long an exclusive lease that was handed over is held, at least, before it is
+/// confirmed.
 const CONFIRM: Duration = Duration::from_millis(50);
 /// How many times a lease is renewed in its term.
 const RENEWALS_PER_TERM: u64 = 3;
@@ -65,8 +66,12 @@ impl Keeper {
         true
     }
 
-    /// A lease that was handed over lasts for the queue ttl. It is renewed soon, but not at
-    /// once: most are released before. All of the same time are renewed together.
+    /// A lease that was handed over lasts for the queue ttl. An exclusive one is confirmed
+    /// soon, but not at once: most are released before. All of the same time are confirmed
+    /// together.
+    ///
+    /// (Others are confirmed at once: the answer tells whether somebody waits, and the
+    /// call lets further ones in.)
     pub(super) fn confirm_soon(&mut self, now: Moment, id: ClaimId) {
         let at = (now + CONFIRM * 2).as_nanos();
         let due = Moment::from_nanos(at - at % nanos(CONFIRM)).min(self.claims[id].due);

@@ -445,6 +445,7 @@ local function settle(state)
       return
     end
     remove_waiter(state, waiter)
+    state.head = state.head + 1
     local first, tokens = 0, 0
     if waiter.mode ~= 'p' then
       first, tokens = mint(state.last, state.now, waiter.tokens)
