@@ -72,7 +72,7 @@ impl Round {
         let heard = Arc::new(Heard::default());
         let listener: Arc<dyn Listener> = heard.clone();
         redis.open(0, Arc::downgrade(&listener));
-        let owners = if seed % 4 == 0 { MANY_OWNERS } else { OWNERS };
+        let owners = if seed.is_multiple_of(4) { MANY_OWNERS } else { OWNERS };
         let modes: Vec<Mode> = (0..owners)
             .map(|_| match random.random_range(0..5) {
                 0 | 1 => Mode::Exclusive,
