@@ -2,9 +2,10 @@
 //!
 //! Two processes take turns on one key. While a process holds the lock, it gives the other
 //! process time to queue up, measures a PING through the same client, and pauses once more.
-//! Then it releases: so the PING and the release both follow a pause of the same length. The hand-over time is from just before the release in one process
-//! until just after the acquire in the other, by the clock that they share. It counts
-//! only if the other process had asked for the lock before the release.
+//! Then it releases: so the PING and the release both follow a pause of the same length. The
+//! hand-over time is from just before the release in one process until just after the
+//! acquire in the other, by the clock that they share. It counts only if the other process
+//! had asked for the lock before the release.
 
 use std::time::Duration;
 
