@@ -231,12 +231,9 @@ impl Gate {
             held.extension = Extension::Refused; // downgraded meanwhile
             return;
         }
-        // The next one admitted has the first of the new tokens; unless the backend gave
-        // only one, because its clock has not passed those that are left.
-        if grant.count > held.tokens_left {
-            held.token = grant.first - 1;
-            held.tokens_left = grant.count;
-        }
+        // The next one admitted has the first of the new tokens.
+        held.token = grant.first - 1;
+        held.tokens_left = grant.count.max(1);
         held.since = sent;
         held.admissions = 1;
         held.extension = Extension::NotAsked;

@@ -71,23 +71,6 @@ fn a_lease_that_nobody_else_wants_is_extended_while_it_is_handed_over() {
     }
 }
 
-/// An extension that brings one token only, since the clock has not passed the others, takes
-/// none of those that are left.
-#[test]
-fn an_extension_with_one_token_leaves_the_others() {
-    let mut process =
-        Process::with_handover(HandoverLimits { count: 3, time: ms(5), extend_after: 2 });
-    let tickets: Vec<Ticket> = (0..9).map(|_| process.enqueue(at(0))).collect();
-    let (call, first) = process.acquire();
-    process.granted(at(1), call, 100, first.tokens);
-    process.forget(at(2), tickets[0]);
-    let (call, _) = process.renew();
-    let grant = Grant { first: 200, count: 1 };
-    process.answer(at(3), call, Answer::Renew(Ok(RenewOutcome::Extended(grant))));
-    process.forget(at(3), tickets[1]);
-    assert_eq!(process.token(tickets[2]), 102, "handed over, without a call");
-}
-
 /// A lease that is uncertain, or half over, is not handed over.
 #[test]
 fn an_unfit_lease_is_not_handed_over() {
