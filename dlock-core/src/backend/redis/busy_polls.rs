@@ -39,6 +39,7 @@ pub(super) struct BusyPolls {
     /// How many answers are to be waited for asleep.
     skipped: u32,
     failed_tries: u32,
+    /// Whether most answers come while they are polled for.
     pay: bool,
 }
 
