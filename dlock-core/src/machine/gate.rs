@@ -40,12 +40,11 @@
 //! The gate decides one [`Step`] at a time; the engine carries it out and asks again
 //! until there is none.
 
-use smallvec::SmallVec;
-
 use super::types::{ClaimId, HandoverLimits, Ticket};
-use super::waitlist::{Waiter, Waitlist};
+use super::waitlist::Waiter;
 use crate::claim::{Grant, Mode};
 use crate::clock::Moment;
+use crate::collections::ShortQueue;
 use crate::planted_bug::{Bug, PlantedBug};
 
 /// The next thing that the engine must do for a gate.
@@ -80,9 +79,10 @@ pub(crate) enum Step {
 
 #[derive(Debug)]
 pub(crate) struct Gate {
-    waitlist: Waitlist,
+    /// The tasks that wait, first in, first out.
+    waitlist: ShortQueue<Waiter>,
     attempts: usize,
-    holders: SmallVec<[Ticket; 1]>,
+    holders: ShortQueue<Ticket>,
     lease: Lease,
     /// The earliest deadline that a timer is set for.
     pub(crate) timer_deadline: Moment,
@@ -135,9 +135,9 @@ pub(crate) struct View<F> {
 impl Gate {
     pub(crate) fn new() -> Self {
         Gate {
-            waitlist: Waitlist::default(),
+            waitlist: ShortQueue::default(),
             attempts: 0,
-            holders: SmallVec::new(),
+            holders: ShortQueue::default(),
             lease: Lease::Vacant,
             timer_deadline: Moment::NEVER,
         }
@@ -249,7 +249,7 @@ impl Gate {
     }
 
     /// The claim came to nothing, or the lease ended: the holders are out.
-    pub(crate) fn ended(&mut self) -> SmallVec<[Ticket; 1]> {
+    pub(crate) fn ended(&mut self) -> ShortQueue<Ticket> {
         self.lease = Lease::Vacant;
         std::mem::take(&mut self.holders)
     }
@@ -263,12 +263,13 @@ impl Gate {
 
     /// A task nested in a holder of this gate's lease keeps the lease too.
     pub(crate) fn add_nested_holder(&mut self, ticket: Ticket) {
-        self.holders.push(ticket);
+        self.holders.push_back(ticket);
     }
 
     /// A holder has released the lock.
     pub(crate) fn remove_holder(&mut self, ticket: Ticket) {
-        self.holders.retain(|holder| *holder != ticket);
+        let place = self.holders.iter().position(|holder| *holder == ticket);
+        place.and_then(|place| self.holders.remove(place));
     }
 
     /// The only holder goes on as a reader, with this token.
@@ -330,7 +331,7 @@ impl Gate {
         }
     }
 
-    pub(crate) fn holders(&self) -> &[Ticket] {
+    pub(crate) fn holders(&self) -> &ShortQueue<Ticket> {
         &self.holders
     }
 
@@ -413,7 +414,7 @@ impl Gate {
 
     fn admit(&mut self, token: u64, handed_over: bool) -> Option<Step> {
         let ticket = self.remove(0)?.ticket;
-        self.holders.push(ticket);
+        self.holders.push_back(ticket);
         Some(Step::Admit { ticket, token, handed_over })
     }
 

@@ -32,6 +32,14 @@ pub(super) enum Obstacle {
 }
 
 impl GateEntry {
+    /// The gate that has the lease, if this one is nested.
+    pub(super) fn root(&self) -> Option<GateId> {
+        match &self.kind {
+            Kind::Nested(nesting) => Some(nesting.root),
+            Kind::Shared | Kind::Separate => None,
+        }
+    }
+
     fn in_the_way(&self) -> Option<Arc<Holder>> {
         match self.obstacle.as_deref() {
             Some(Obstacle::HeldBy(holder)) => Some(holder.clone()),
@@ -42,9 +50,7 @@ impl GateEntry {
     /// The transition that this step is.
     fn transition(&self, step: &Step) -> Transition {
         match step {
-            Step::Admit { .. } if matches!(self.kind, Kind::Nested { .. }) => {
-                Transition::AdmitNested
-            }
+            Step::Admit { .. } if matches!(self.kind, Kind::Nested(_)) => Transition::AdmitNested,
             Step::Admit { handed_over: false, .. } => Transition::Admit,
             Step::Admit { .. } if self.gate.holders().len() > 1 => Transition::Join,
             Step::Admit { .. } => Transition::HandOver,
@@ -70,11 +76,18 @@ fn no_answer_yet() -> Error {
         .with_message("the backend has not answered yet")
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Shared,
     Separate,
-    Nested { root: GateId, parent: Ticket },
+    Nested(Box<Nesting>),
+}
+
+/// Where a nested gate is.
+pub(super) struct Nesting {
+    /// The gate that has the lease.
+    root: GateId,
+    /// The holder that the gate is in.
+    parent: Ticket,
 }
 
 impl<W> Engine<W> {
@@ -90,17 +103,15 @@ impl<W> Engine<W> {
             return Some(nested);
         }
         let root = self.root_of(entry.gate);
-        let gate = self.open_gate(Gate::nested(token), request, Kind::Nested { root, parent });
+        let kind = Kind::Nested(Box::new(Nesting { root, parent }));
+        let gate = self.open_gate(Gate::nested(token), request, kind);
         self.tickets[parent].nested = Some(gate);
         Some(gate)
     }
 
     /// The gate that has the lease: this one, or the one that a nested gate is in.
     pub(super) fn root_of(&self, id: GateId) -> GateId {
-        match self.gates.get(id).map(|gate_entry| gate_entry.kind) {
-            Some(Kind::Nested { root, .. }) => root,
-            _ => id,
-        }
+        self.gates.get(id).and_then(GateEntry::root).unwrap_or(id)
     }
 
     pub(super) fn open_gate(
@@ -226,7 +237,7 @@ impl<W> Engine<W> {
         let key = gate_entry.key.clone();
         let holders = gate_entry.gate.ended();
         let mut told = false;
-        for ticket in holders {
+        for ticket in holders.iter().copied() {
             let Some(entry) = self.tickets.get_mut(ticket) else { continue };
             let inside = [entry.nested.take(), Some(entry.gate).filter(|gate| *gate != id)];
             match &mut entry.phase {
@@ -271,7 +282,7 @@ impl<W> Engine<W> {
         if gate_entry.gate.waiting() == 0 {
             gate_entry.gate.timer_deadline = Moment::NEVER;
         }
-        if gate_entry.kind == Kind::Separate
+        if matches!(gate_entry.kind, Kind::Separate)
             && let EntryRef::Occupied(mut waiting) =
                 self.separate_waiters.entry_ref(&gate_entry.key)
         {
@@ -344,7 +355,7 @@ impl<W> Engine<W> {
     fn retire_lease(&mut self, id: GateId) {
         let Some(gate_entry) = self.gates.get_mut(id) else { return };
         let (gate, key) = (gate_entry.gate.retire(), gate_entry.key.clone());
-        let (claim, holders) = (gate.claim(), gate.holders().to_vec());
+        let (claim, holders) = (gate.claim(), gate.holders().iter().copied().collect::<Vec<_>>());
         let retired =
             self.gates.insert(GateEntry { gate, key, kind: Kind::Separate, obstacle: None });
         if let Some(claim) = claim {
@@ -361,10 +372,10 @@ impl<W> Engine<W> {
                 Some(entry.gate)
             };
             for gate in own.into_iter().chain(entry.nested) {
-                if let Some(GateEntry { kind: Kind::Nested { root, .. }, .. }) =
+                if let Some(GateEntry { kind: Kind::Nested(nesting), .. }) =
                     self.gates.get_mut(gate)
                 {
-                    *root = retired;
+                    nesting.root = retired;
                 }
             }
         }
@@ -374,7 +385,7 @@ impl<W> Engine<W> {
     /// named.
     fn in_the_way(&self, id: GateId) -> Option<Arc<Holder>> {
         let gate_entry = self.gates.get(id)?;
-        let holder = gate_entry.gate.holders().first().and_then(|ticket| self.tickets.get(*ticket));
+        let holder = gate_entry.gate.holders().front().and_then(|ticket| self.tickets.get(*ticket));
         holder.map(|entry| entry.holder.clone()).or_else(|| gate_entry.in_the_way())
     }
 
@@ -390,12 +401,8 @@ impl<W> Engine<W> {
         self.no_longer_waits(id);
         let gate_entry = &self.gates[id];
         let was_queued = gate_entry.gate.was_queued();
-        let (claim, root) = match gate_entry.kind {
-            Kind::Nested { root, .. } => {
-                (self.gates.get(root).and_then(|gate_entry| gate_entry.gate.claim()), Some(root))
-            }
-            _ => (gate_entry.gate.claim(), None),
-        };
+        let root = gate_entry.root();
+        let claim = self.gates.get(root.unwrap_or(id)).and_then(|root| root.gate.claim());
         let (Some(claim), Some(entry)) = (claim, self.tickets.get_mut(ticket)) else { return };
         let asked = std::mem::replace(&mut entry.since, now);
         let queued = now > asked && (entry.is_behind || was_queued);
@@ -418,10 +425,10 @@ impl<W> Engine<W> {
         else {
             return;
         };
-        match gate_entry.kind {
+        match &gate_entry.kind {
             Kind::Separate => {}
-            Kind::Nested { parent, .. } => {
-                if let Some(parent) = self.tickets.get_mut(parent) {
+            Kind::Nested(nesting) => {
+                if let Some(parent) = self.tickets.get_mut(nesting.parent) {
                     parent.nested = None;
                 }
             }

@@ -3,7 +3,6 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use super::gates::Kind;
 use super::{Engine, Phase, TicketEntry};
 use crate::claim::{LossReason, Mode, Release, ReleaseOutcome};
 use crate::clock::{Moment, nanos};
@@ -93,7 +92,7 @@ impl<W> Engine<W> {
         }
         let Some(gate_entry) = self.gates.get_mut(gate) else { return };
         gate_entry.gate.remove_holder(ticket);
-        if let Kind::Nested { root, .. } = gate_entry.kind {
+        if let Some(root) = gate_entry.root() {
             self.settle(now, gate, &mut None, out);
             if let Some(gate_entry) = self.gates.get_mut(root) {
                 gate_entry.gate.remove_holder(ticket);

@@ -1,6 +1,6 @@
 //! Pure: what the backend's answers and notices do to a claim.
 
-use super::tracked_claim::{InDoubt, InFlight, Phase, TrackedClaim};
+use super::tracked_claim::{InDoubt, Phase, TrackedClaim};
 use super::{
     Answer, CallId, ClaimEvent, ClaimId, Keeper, LOOK, RETRIES_PER_TTL, SESSION_LOOK, Validity,
 };
@@ -29,7 +29,8 @@ impl Keeper {
         if call.seq != tracked.seq {
             return None; // superseded by a later call
         }
-        let in_flight = tracked.in_flight.take()?;
+        tracked.in_flight.take()?;
+        let sent = tracked.sent;
         let asks_again = std::mem::take(&mut tracked.asks_again);
         tracked.count_doubt(now, &answer);
         let gate = tracked.gate;
@@ -39,21 +40,21 @@ impl Keeper {
         let tracked = self.claims.get_mut(id)?;
         let event = match (tracked.phase, answer) {
             (Phase::Releasing { .. }, Answer::Release(outcome)) => {
-                self.release_answered(now, id, in_flight, outcome)
+                self.release_answered(now, id, sent, outcome)
             }
             (Phase::Releasing { .. }, _) => {
                 self.send(now, id, out);
                 None
             }
             (Phase::Acquiring | Phase::Queued, Answer::Acquire(outcome)) => {
-                self.acquire_answered(now, id, in_flight, outcome, out)
+                self.acquire_answered(now, id, sent, outcome, out)
             }
             (Phase::Held { .. }, Answer::Acquire(outcome)) => {
                 // Asked for once more just before the hand-over's notice came.
                 let ttl = tracked.claim.ttl;
                 match outcome {
                     Ok(AcquireOutcome::Granted(_)) => {
-                        self.prolong(id, Validity::sent(now, in_flight.sent, ttl));
+                        self.prolong(id, Validity::sent(now, sent, ttl));
                     }
                     Ok(AcquireOutcome::SessionGranted { term, .. }) => {
                         self.prolong(id, Validity::of_session(now, term));
@@ -63,7 +64,7 @@ impl Keeper {
                 None
             }
             (Phase::Held { .. }, Answer::Renew(outcome)) => {
-                self.renewal_answered(now, id, in_flight, outcome, out)
+                self.renewal_answered(now, id, sent, outcome, out)
             }
             _ => None,
         };
@@ -78,7 +79,7 @@ impl Keeper {
         &mut self,
         now: Moment,
         id: ClaimId,
-        in_flight: InFlight,
+        sent: Moment,
         outcome: Result<ReleaseOutcome>,
     ) -> Option<ClaimEvent> {
         let tracked = self.claims.get_mut(id)?;
@@ -88,7 +89,7 @@ impl Keeper {
         let (give_up, reply_to, was_told) = (*give_up, reply_to.take(), *told);
         *told = true;
         match (&outcome, tracked.doubt) {
-            (Ok(_), InDoubt(settled)) if in_flight.sent < settled => {
+            (Ok(_), InDoubt(settled)) if sent < settled => {
                 self.coverage.count(Transition::ReleaseInDoubt);
                 self.set_due(id, settled);
             }
@@ -110,7 +111,7 @@ impl Keeper {
         &mut self,
         now: Moment,
         id: ClaimId,
-        in_flight: InFlight,
+        sent: Moment,
         outcome: Result<AcquireOutcome>,
         out: &mut Actions,
     ) -> Option<ClaimEvent> {
@@ -119,8 +120,7 @@ impl Keeper {
         match outcome {
             // The backend took it away before its answer came.
             Ok(AcquireOutcome::Granted(_) | AcquireOutcome::SessionGranted { .. })
-                if tracked.is_lost_since(in_flight.sent)
-                    && !planted.is(Bug::EarlyLossForgotten) =>
+                if tracked.is_lost_since(sent) && !planted.is(Bug::EarlyLossForgotten) =>
             {
                 tracked.given_up();
                 tracked.phase = Phase::Queued; // it may have been granted anew since
@@ -130,8 +130,7 @@ impl Keeper {
                 None
             }
             Ok(AcquireOutcome::Granted(grant)) => {
-                let counted_from =
-                    if planted.is(Bug::LeaseCountedFromReply) { now } else { in_flight.sent };
+                let counted_from = if planted.is(Bug::LeaseCountedFromReply) { now } else { sent };
                 let validity = Validity::sent(now, counted_from, tracked.claim.ttl);
                 self.granted(now, id, grant, validity)
             }
@@ -206,13 +205,13 @@ impl Keeper {
         &mut self,
         now: Moment,
         id: ClaimId,
-        in_flight: InFlight,
+        sent: Moment,
         outcome: Result<RenewOutcome>,
         out: &mut Actions,
     ) -> Option<ClaimEvent> {
         match outcome {
             Ok(RenewOutcome::Held { others_wait }) => {
-                self.renewed(now, id, in_flight);
+                self.renewed(now, id, sent);
                 Some(ClaimEvent::Renewed { others_wait })
             }
             Ok(RenewOutcome::SessionHeld { others_wait, mut term }) => {
@@ -223,8 +222,8 @@ impl Keeper {
                 Some(ClaimEvent::Renewed { others_wait })
             }
             Ok(RenewOutcome::Extended(grant)) => {
-                self.renewed(now, id, in_flight);
-                Some(ClaimEvent::Extended { sent: in_flight.sent, grant })
+                self.renewed(now, id, sent);
+                Some(ClaimEvent::Extended { sent, grant })
             }
             Ok(RenewOutcome::Lost) => {
                 self.coverage.count(Transition::RenewalLost);
@@ -248,9 +247,9 @@ impl Keeper {
         }
     }
 
-    fn renewed(&mut self, now: Moment, id: ClaimId, in_flight: InFlight) {
+    fn renewed(&mut self, now: Moment, id: ClaimId, sent: Moment) {
         let planted = self.planted;
-        let sent = if planted.is(Bug::LeaseCountedFromReply) { now } else { in_flight.sent };
+        let sent = if planted.is(Bug::LeaseCountedFromReply) { now } else { sent };
         let ttl = self.claims[id].claim.ttl;
         self.prolong(id, Validity::sent(now, sent, ttl));
         if planted.is(Bug::OneShotRenewal) {

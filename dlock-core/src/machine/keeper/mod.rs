@@ -50,7 +50,7 @@ mod answers;
 mod tracked_claim;
 mod validity;
 
-use self::tracked_claim::{InDoubt, InFlight, Phase, TrackedClaim};
+use self::tracked_claim::{Call, InDoubt, Phase, TrackedClaim};
 use self::validity::{Validity, margin};
 
 /// What happened to a claim, for its gate.
@@ -404,26 +404,27 @@ impl Keeper {
     fn send_with(&mut self, now: Moment, id: ClaimId, further: u32, out: &mut Actions) {
         let Some(tracked) = self.claims.get_mut(id) else { return };
         tracked.seq = tracked.seq.wrapping_add(1);
-        let (request, acquire) = match tracked.phase {
+        let (request, call) = match tracked.phase {
             Phase::Acquiring | Phase::Queued => {
                 if tracked.claim.sent != now {
                     Arc::make_mut(&mut tracked.claim).sent = now;
                 }
-                (Request::Acquire(tracked.claim.clone()), true)
+                (Request::Acquire(tracked.claim.clone()), Call::Acquire)
             }
             Phase::Held { .. } => {
                 if tracked.claim.tokens != further {
                     Arc::make_mut(&mut tracked.claim).tokens = further;
                 }
-                (Request::Renew(tracked.claim.clone()), false)
+                (Request::Renew(tracked.claim.clone()), Call::RenewOrRelease)
             }
             Phase::Releasing { .. } => {
                 let how =
                     tracked.stays.as_ref().map_or(Release::Now, |stay| Release::After(**stay));
-                (Request::Release(tracked.claim.clone(), how), false)
+                (Request::Release(tracked.claim.clone(), how), Call::RenewOrRelease)
             }
         };
-        tracked.in_flight = Some(InFlight { sent: now, acquire });
+        tracked.in_flight = Some(call);
+        tracked.sent = now;
         let call = CallId { claim: id, seq: tracked.seq };
         out.push(Action::Call(call, request));
         let until = match tracked.phase {

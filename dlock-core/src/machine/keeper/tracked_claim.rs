@@ -14,7 +14,9 @@ pub(super) struct TrackedClaim {
     pub(super) claim: Arc<Claim>,
     pub(super) gate: GateId,
     pub(super) phase: Phase,
-    pub(super) in_flight: Option<InFlight>,
+    pub(super) in_flight: Option<Call>,
+    /// When the last call was sent.
+    pub(super) sent: Moment,
     pub(super) seq: u32,
     pub(super) deadline: Moment,
     /// How long the lease lasts from the request that `deadline` counts from, in
@@ -62,10 +64,11 @@ impl InDoubt {
     pub(super) const OPEN: InDoubt = InDoubt(Moment::NEVER);
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct InFlight {
-    pub(super) sent: Moment,
-    pub(super) acquire: bool,
+/// A call that was not answered yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Acquire,
+    RenewOrRelease,
 }
 
 impl TrackedClaim {
@@ -75,6 +78,7 @@ impl TrackedClaim {
             gate,
             phase: Phase::Acquiring,
             in_flight: None,
+            sent: Moment::default(),
             seq: 0,
             deadline: Moment::NEVER,
             term: 0,
@@ -118,7 +122,7 @@ impl TrackedClaim {
     }
 
     pub(super) fn awaits_acquire(&self) -> bool {
-        self.in_flight.is_some_and(|in_flight| in_flight.acquire)
+        self.in_flight == Some(Call::Acquire)
     }
 
     pub(super) fn is_in_doubt(&self, now: Moment) -> bool {
