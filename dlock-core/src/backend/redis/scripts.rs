@@ -26,6 +26,7 @@ macro_rules! scripts {
                 $always_hash,
                 "calls_one",
                 "numbers",
+                "calls_handover",
                 "calls_first",
                 "state",
                 "calls"

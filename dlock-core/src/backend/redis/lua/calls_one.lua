@@ -23,20 +23,6 @@ if always_hash then -- it is never a string, and a run has one call
     end
     redis.call('PEXPIRE', KEYS[1], math.ceil((expires - now) / 1000) + 1)
     return stamp
-  elseif ARGV[1] == 'x' then
-    local found = redis.pcall('HMGET', KEYS[1], 'm', 'h' .. string.sub(ARGV[2], 2))
-    if not found.err and found[1] and found[2] then
-      local holders, _, _, last, _, _, _, _, waiters = cmsgpack.unpack(found[1])
-      local expires = string.match(found[2], '^(%d+)\t0\t') -- not parked
-      if holders == 1 and waiters == 0 and expires then
-        local time = redis.call('TIME')
-        local now = time[1] * 1000000 + time[2]
-        if tonumber(expires) > now and last < now then
-          redis.call('DEL', KEYS[1])
-          return 1
-        end
-      end
-    end
   end
 elseif ARGV[1] == 'a' and ARGV[5] ~= '0' then
   local time = redis.call('TIME')
