@@ -7,6 +7,7 @@
 //! acquire in the other, by the clock that they share. It counts only if the other process
 //! had asked for the lock before the release.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -135,7 +136,7 @@ fn handovers(reports: &[Report]) -> Vec<u64> {
 #[derive(Debug)]
 pub struct ProcessRun {
     plan: Plan,
-    client: LockClient,
+    client: Arc<LockClient>,
 }
 
 impl ProcessRun {
@@ -145,19 +146,23 @@ impl ProcessRun {
     /// Fails if the backend cannot be reached.
     pub async fn prepare(config: &Config, plan: Plan) -> Result<Self> {
         let client = LockClient::new(config, &plan.locks, 1, 1).await?;
-        Ok(ProcessRun { client, plan })
+        Ok(ProcessRun { client: Arc::new(client), plan })
     }
 
-    /// Acquires and releases the lock from `start` on, by [`clock::now`].
+    /// Acquires and releases the lock from `start` on, by [`clock::now`], in a task, as a
+    /// handler of a server would.
     ///
     /// # Errors
     /// Fails if the backend fails.
     pub async fn run(&self, start: u64) -> Result<Report> {
-        let ProcessRun { plan, client } = self;
+        tokio::spawn(Self::take_turns(self.client.clone(), self.plan.rounds, start)).await?
+    }
+
+    async fn take_turns(client: Arc<LockClient>, rounds: usize, start: u64) -> Result<Report> {
         let checker = ExclusionChecker::new(1, true);
         let mut report = Report::default();
         clock::sleep_until(start).await;
-        let turns = (plan.rounds + WARM_UP).div_ceil(2) + 1;
+        let turns = (rounds + WARM_UP).div_ceil(2) + 1;
         let least = start + clock::nanos(LEAST_TIME);
         while report.requested.len() < turns || clock::now() < least {
             report.requested.push(clock::now());

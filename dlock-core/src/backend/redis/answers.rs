@@ -1,13 +1,13 @@
 //! What the scripts answered, and what it means.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::Value;
 
 use super::cluster::ShardNotices;
 use super::codec::Names;
+use super::notices::Waits;
 use super::recent_releases::RecentReleases;
 use super::{codec, errors, further_tokens, tokens};
 use crate::claim::{AcquireOutcome, Answer, Grant, ReleaseOutcome, RenewOutcome, Request};
@@ -65,8 +65,8 @@ fn released(answer: &Value) -> Option<ReleaseOutcome> {
 #[derive(Clone)]
 pub(super) struct AnswerReader {
     pub(super) names: Names,
-    /// Set when a claim was queued: its notice must not be missed.
-    pub(super) waiting: Arc<AtomicBool>,
+    /// Told when a claim was queued.
+    pub(super) waits: Arc<Waits>,
     /// In a cluster.
     pub(super) shards: Option<Arc<ShardNotices>>,
     /// Where there are failovers.
@@ -84,7 +84,7 @@ impl AnswerReader {
                 releases.on_answered(request);
             }
             if matches!(answer, Answer::Acquire(Ok(AcquireOutcome::Queued { .. }))) {
-                self.waiting.store(true, Ordering::Relaxed);
+                self.waits.on_queued();
                 if let Some(shards) = &self.shards {
                     let claim = request.claim();
                     shards.wait_for(self.names.state(&claim.key, claim.mode.is_permits()));

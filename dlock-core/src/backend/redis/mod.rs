@@ -175,10 +175,10 @@ impl Redis {
             Route::Cluster(_) => Scripts::of_a_cluster(),
         };
         let shards = matches!(route, Route::Cluster(_)).then(ShardNotices::new);
-        let (waiting, names_read) = (notices.waiting.clone(), names.clone());
+        let (waits, names_read) = (notices.waits.clone(), names.clone());
         let releases =
             route.fails_over().then(|| Arc::new(RecentReleases::new(locks.clone(), names.clone())));
-        let reader = AnswerReader { names: names_read, waiting, shards, releases };
+        let reader = AnswerReader { names: names_read, waits, shards, releases };
         let (listener, tail) = (OnceLock::new(), PerHolder::new());
         let after_failover = OnceLock::new();
         let patience = config.call_timeout / 4;

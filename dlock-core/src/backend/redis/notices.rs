@@ -10,14 +10,17 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream as _;
 use parking_lot::Mutex;
-use redis::RedisError;
 use redis::aio::{PubSubSink, PubSubStream};
+use redis::{RedisError, Value};
 use tokio::sync::watch;
 
 use super::codec::Names;
 use super::connection::{CONNECT_TIMEOUT, Link, pause};
 use super::errors;
+use super::pipeline::Pipeline;
+use super::reader::Readers;
 use super::route::Route;
+use super::socket::Socket;
 use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::backend::{Listener, Notice};
 use crate::error::{Operation, Result};
@@ -38,8 +41,27 @@ pub(super) struct Notices {
     pub(super) confirmed: bool,
     phase: watch::Sender<Phase>,
     task: Mutex<Option<AbortOnDrop>>,
+    pub(super) waits: Arc<Waits>,
+}
+
+/// Who waits for a notice, and where it is read.
+#[derive(Default)]
+pub(super) struct Waits {
     /// Whether a claim was queued since the last probe: its notice must not be missed.
-    pub(super) waiting: Arc<AtomicBool>,
+    queued: AtomicBool,
+    /// The connection, without TLS.
+    pipeline: Mutex<Option<Arc<Pipeline>>>,
+}
+
+impl Waits {
+    /// A claim was queued. Its task is told soonest if its own runtime reads the notice, so
+    /// this is to be called there.
+    pub(super) fn on_queued(&self) {
+        self.queued.store(true, Ordering::Relaxed);
+        if let Some(pipeline) = &*self.pipeline.lock() {
+            Readers::read_here(pipeline);
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,7 +74,7 @@ enum Phase {
 impl Notices {
     pub(super) fn new(channel: String, names: Names, confirmed: bool) -> Self {
         let (phase, task) = (watch::Sender::new(Phase::First), Mutex::new(None));
-        Notices { channel, names, confirmed, phase, task, waiting: Arc::default() }
+        Notices { channel, names, confirmed, phase, task, waits: Arc::default() }
     }
 
     /// Whether what happens to a claim that is sent now is heard.
@@ -76,7 +98,7 @@ impl Notices {
                     names: self.names.clone(),
                     confirmed: self.confirmed,
                     phase: self.phase.clone(),
-                    waiting: self.waiting.clone(),
+                    waits: self.waits.clone(),
                 };
                 *task = Some(AbortOnDrop(tokio::spawn(listening.run()).abort_handle()));
             }
@@ -87,6 +109,7 @@ impl Notices {
     }
 }
 
+#[derive(Clone)]
 struct Listening {
     route: Route,
     listener: Weak<dyn Listener>,
@@ -94,7 +117,7 @@ struct Listening {
     names: Names,
     confirmed: bool,
     phase: watch::Sender<Phase>,
-    waiting: Arc<AtomicBool>,
+    waits: Arc<Waits>,
 }
 
 impl Listening {
@@ -105,7 +128,7 @@ impl Listening {
             let link = self.route.is_up().await;
             let leaving = link.leaving();
             match tokio::time::timeout(CONNECT_TIMEOUT, self.subscribe(&link)).await {
-                Ok(Ok((sink, stream))) => {
+                Ok(Ok(subscription)) => {
                     failures = 0;
                     self.phase.send_replace(Phase::Listening);
                     // What was told meanwhile was not heard.
@@ -115,7 +138,7 @@ impl Listening {
                         listener.on_reconnected();
                     }
                     let since = Instant::now();
-                    self.receive_loop(sink, stream, leaving).await;
+                    self.receive(subscription, leaving).await;
                     self.phase.send_replace(Phase::Deaf);
                     if since.elapsed() > PROBE {
                         continue; // at once: it was good until now
@@ -138,46 +161,102 @@ impl Listening {
         }
     }
 
-    async fn subscribe(&self, link: &Link) -> Result<(PubSubSink, PubSubStream)> {
+    async fn subscribe(&self, link: &Link) -> Result<Subscription> {
         let failed = |error: RedisError| errors::unanswered(Operation::Connect, &error);
         let client = link.client().await?;
-        let (mut sink, stream) = client.get_async_pubsub().await.map_err(failed)?.split();
-        sink.subscribe(&self.channel).await.map_err(failed)?;
-        Ok((sink, stream))
+        let socket = Socket::connect(client.get_connection_info()).await.map_err(failed)?;
+        let Some(socket) = socket else {
+            let (mut sink, stream) = client.get_async_pubsub().await.map_err(failed)?.split();
+            sink.subscribe(&self.channel).await.map_err(failed)?;
+            return Ok(Subscription::Tls(sink, stream));
+        };
+        let Listening { listener, names, confirmed, .. } = self.clone();
+        let on_message =
+            Box::new(move |message: &[u8]| deliver(&listener, &names, confirmed, message));
+        let subscriber = Subscriber(Pipeline::of_subscriber(socket, on_message));
+        let mut subscribe = redis::cmd("SUBSCRIBE");
+        match subscriber.0.send(subscribe.arg(&self.channel)).await.map_err(failed)? {
+            Value::ServerError(error) => Err(errors::refused(Operation::Connect, &error)),
+            _ => Ok(Subscription::Plain(subscriber)),
+        }
     }
 
     /// Passes notices on until the connection ends or goes silent, or its server is
     /// left for another one.
-    async fn receive_loop(
-        &self,
-        mut sink: PubSubSink,
-        mut stream: PubSubStream,
-        mut leaving: watch::Receiver<u64>,
-    ) {
-        let mut probe = tokio::time::interval(PROBE);
-        probe.reset();
-        let mut idle = 0;
-        loop {
-            tokio::select! {
-                message = next(&mut stream) => {
-                    let Some(message) = message else { return };
-                    let text = message.get_payload_bytes();
-                    deliver(&self.listener, &self.names, self.confirmed, text);
+    async fn receive(&self, subscription: Subscription, mut leaving: watch::Receiver<u64>) {
+        match subscription {
+            Subscription::Plain(subscriber) => {
+                let pipeline = &subscriber.0;
+                *self.waits.pipeline.lock() = Some(pipeline.clone());
+                tokio::select! {
+                    () = pipeline.watch() => {}
+                    () = self.probe(Probe::Plain(pipeline)) => {}
+                    _ = leaving.changed() => {}
                 }
-                _ = leaving.changed() => return,
-                _ = probe.tick() => {
-                    idle += 1;
-                    if !self.waiting.swap(false, Ordering::Relaxed) && idle < IDLE_PROBES {
-                        continue;
+                *self.waits.pipeline.lock() = None;
+            }
+            Subscription::Tls(mut sink, mut stream) => {
+                let hear = async {
+                    while let Some(message) = next(&mut stream).await {
+                        let text = message.get_payload_bytes();
+                        deliver(&self.listener, &self.names, self.confirmed, text);
                     }
-                    idle = 0;
-                    let asked = tokio::time::timeout(PROBE, sink.ping::<redis::Value>());
-                    if !matches!(asked.await, Ok(Ok(_))) {
-                        return;
-                    }
+                };
+                tokio::select! {
+                    () = hear => {}
+                    () = self.probe(Probe::Tls(&mut sink)) => {}
+                    _ = leaving.changed() => {}
                 }
             }
         }
+    }
+
+    /// Asks now and then whether the server is still there. Returns when it is not.
+    async fn probe(&self, mut probe: Probe<'_>) {
+        let mut interval = tokio::time::interval(PROBE);
+        interval.reset();
+        let mut idle = 0;
+        loop {
+            interval.tick().await;
+            idle += 1;
+            if !self.waits.queued.swap(false, Ordering::Relaxed) && idle < IDLE_PROBES {
+                continue;
+            }
+            idle = 0;
+            if !matches!(tokio::time::timeout(PROBE, probe.is_answered()).await, Ok(true)) {
+                return;
+            }
+        }
+    }
+}
+
+/// A connection that is subscribed.
+enum Subscription {
+    Plain(Subscriber),
+    Tls(PubSubSink, PubSubStream),
+}
+
+/// The way of a question whether the server is still there.
+enum Probe<'a> {
+    Plain(&'a Arc<Pipeline>),
+    Tls(&'a mut PubSubSink),
+}
+
+impl Probe<'_> {
+    async fn is_answered(&mut self) -> bool {
+        match self {
+            Probe::Plain(pipeline) => pipeline.send(&redis::cmd("PING")).await.is_ok(),
+            Probe::Tls(sink) => sink.ping::<Value>().await.is_ok(),
+        }
+    }
+}
+
+/// Ends the connection when it is dropped.
+struct Subscriber(Arc<Pipeline>);
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 

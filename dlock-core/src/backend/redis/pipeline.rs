@@ -50,6 +50,8 @@ pub(super) enum Outcome {
 }
 
 pub(super) type Reply = Box<dyn FnOnce(Outcome) + Send>;
+/// Called with each message of a subscription, in whatever thread has read it.
+pub(super) type OnMessage = Box<dyn Fn(&[u8]) + Send + Sync>;
 
 /// A connection that many callers write to.
 pub(super) struct Pipeline {
@@ -65,6 +67,7 @@ pub(super) struct Pipeline {
     looks: AtomicU64,
     /// When the server was last heard, in nanoseconds since the start.
     last_received: AtomicU64,
+    on_message: Option<OnMessage>,
 }
 
 #[derive(Default)]
@@ -86,6 +89,15 @@ impl Pipeline {
     /// A pipeline over a connection that is ready for commands. Answers are read in
     /// this runtime; [`watch`](Self::watch) must run in it too.
     pub(super) fn start(socket: Socket) -> Arc<Self> {
+        Self::start_with(socket, None)
+    }
+
+    /// The same for a connection that subscribes to something.
+    pub(super) fn of_subscriber(socket: Socket, on_message: OnMessage) -> Arc<Self> {
+        Self::start_with(socket, Some(on_message))
+    }
+
+    fn start_with(socket: Socket, on_message: Option<OnMessage>) -> Arc<Self> {
         let pipeline = Arc::new(Pipeline {
             socket,
             unsent: Mutex::default(),
@@ -95,6 +107,7 @@ impl Pipeline {
             start: Instant::now(),
             looks: AtomicU64::new(u64::MAX),
             last_received: AtomicU64::new(0),
+            on_message,
         });
         tokio::spawn(reader::read_for_driver(pipeline.clone()));
         pipeline
@@ -247,6 +260,16 @@ impl Pipeline {
         self.readers.wake_driver();
         for reply in entries.into_iter().filter_map(|entry| entry.reply) {
             reply(Outcome::Broken);
+        }
+    }
+
+    pub(super) fn is_subscriber(&self) -> bool {
+        self.on_message.is_some()
+    }
+
+    pub(super) fn pass_on(&self, message: &[u8]) {
+        if let Some(on_message) = &self.on_message {
+            on_message(message);
         }
     }
 

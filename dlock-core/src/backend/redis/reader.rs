@@ -20,6 +20,9 @@
 //! Both may read at the same time: bytes are taken from the socket and put in order
 //! under one lock. Replies are called without it, so those of two reads may overlap.
 //!
+//! Notices are read in the same way: a runtime in which claims are queued reads them, and
+//! the driver's thread does when a probe is not answered in time.
+//!
 //! Callers that go on as soon as they have their answers get the next ones sooner if the
 //! worker does not sleep meanwhile: their reader polls busily (`busy_polls.rs`).
 
@@ -38,7 +41,7 @@ use tokio::sync::Notify;
 
 use super::busy_polls::{self, BusyPolls};
 use super::pipeline::{Outcome, Pipeline, Reply, would_block};
-use super::resp::FrameScanner;
+use super::resp::{Frame, FrameScanner};
 use super::socket::Readable;
 
 /// How long an answer may be due before the driver's thread reads too.
@@ -101,11 +104,16 @@ impl Readers {
             readers.overlap.store(true, Ordering::Release);
             readers.wake.notify_one();
         }
-        if readers.callers.load(Ordering::Relaxed) == NOBODY {
-            readers.read_in_this_runtime(pipeline);
-        }
+        Self::read_here(pipeline);
         if readers.asleep.load(Ordering::Relaxed) && readers.asleep.swap(false, Ordering::AcqRel) {
             readers.wake.notify_one();
+        }
+    }
+
+    /// Reads in this runtime, if no caller's runtime does.
+    pub(super) fn read_here(pipeline: &Arc<Pipeline>) {
+        if pipeline.readers.callers.load(Ordering::Relaxed) == NOBODY {
+            pipeline.readers.read_in_this_runtime(pipeline);
         }
     }
 
@@ -261,7 +269,7 @@ async fn stand_by(pipeline: &Pipeline) {
 
 /// As [`read`], but does not wait; `None` if there is nothing to read.
 fn read_now(pipeline: &Pipeline) -> Option<bool> {
-    let mut replies = Vec::new();
+    let mut received = Received::default();
     let readable = {
         let mut reading = pipeline.readers.reading.lock();
         let read = match pipeline.socket.read(reading.room()) {
@@ -269,29 +277,43 @@ fn read_now(pipeline: &Pipeline) -> Option<bool> {
             read => read.unwrap_or(0),
         };
         reading.filled += read;
-        read > 0 && reading.take_answers(pipeline, &mut replies)
+        read > 0 && reading.take(pipeline, &mut received)
     };
-    for (reply, answer) in replies {
-        reply(Outcome::Answered(answer));
-    }
+    received.pass_on(pipeline);
     Some(readable)
 }
 
-/// Reads once and calls the replies of the answers that are complete. False when the
+/// Reads once and passes on what is complete. False when the
 /// connection has ended, or makes no sense any more.
 async fn read(pipeline: &Pipeline, socket: &mut Readable) -> bool {
-    let mut replies = Vec::new();
+    let mut received = Received::default();
     let read = poll_fn(|cx| {
         let mut reading = pipeline.readers.reading.lock();
         let read = std::task::ready!(reading.poll_read(cx, socket));
-        let readable = read && reading.take_answers(pipeline, &mut replies);
+        let readable = read && reading.take(pipeline, &mut received);
         Poll::Ready(readable)
     });
     let readable = read.await;
-    for (reply, answer) in replies {
-        reply(Outcome::Answered(answer));
-    }
+    received.pass_on(pipeline);
     readable
+}
+
+/// What was read, to be passed on without the lock.
+#[derive(Default)]
+struct Received {
+    replies: Vec<(Reply, Value)>,
+    messages: Vec<Vec<u8>>,
+}
+
+impl Received {
+    fn pass_on(self, pipeline: &Pipeline) {
+        for (reply, answer) in self.replies {
+            reply(Outcome::Answered(answer));
+        }
+        for message in self.messages {
+            pipeline.pass_on(&message);
+        }
+    }
 }
 
 impl Reading {
@@ -312,8 +334,9 @@ impl Reading {
         Poll::Ready(read.is_ok() && taken > 0)
     }
 
-    /// Takes out the answers that are complete. False if they make no sense.
-    fn take_answers(&mut self, pipeline: &Pipeline, replies: &mut Vec<(Reply, Value)>) -> bool {
+    /// Takes out what is complete. False if it makes no sense.
+    fn take(&mut self, pipeline: &Pipeline, received: &mut Received) -> bool {
+        let Received { replies, messages } = received;
         let Reading { bytes, filled, scanner } = self;
         let (mut start, mut sense) = (0, true);
         let answers = std::iter::from_fn(|| {
@@ -321,13 +344,14 @@ impl Reading {
                 let end = scanner.frame_end(&bytes[..*filled], start)?;
                 let answer = redis::parse_redis_value(&bytes[start..end]);
                 start = end;
-                match answer {
-                    Ok(Value::Push { .. }) => {} // it answers nothing
-                    Ok(answer) => return Some(answer),
-                    Err(_) => {
-                        sense = false;
-                        return None;
-                    }
+                let Ok(answer) = answer else {
+                    sense = false;
+                    return None;
+                };
+                match Frame::of(answer, pipeline.is_subscriber()) {
+                    Frame::Answer(answer) => return Some(answer),
+                    Frame::Message(message) => messages.push(message),
+                    Frame::Other => {}
                 }
             }
         });

@@ -1,6 +1,44 @@
 //! Where an answer ends in a stream of bytes, by the Redis serialization protocol. What
 //! it says is read by the driver crate.
 
+use redis::{PushKind, Value};
+
+/// What a server sends.
+pub(super) enum Frame {
+    /// The answer to a request.
+    Answer(Value),
+    /// A message of a subscription.
+    Message(Vec<u8>),
+    /// What nobody asked for.
+    Other,
+}
+
+impl Frame {
+    /// In the older protocol messages look like answers.
+    pub(super) fn of(value: Value, is_subscriber: bool) -> Self {
+        match value {
+            Value::Push { kind: PushKind::Message, data } if is_subscriber => Self::message(data),
+            Value::Push { kind: PushKind::Subscribe, data } if is_subscriber => {
+                Frame::Answer(Value::Array(data))
+            }
+            Value::Push { .. } => Frame::Other,
+            Value::Array(data) if is_subscriber && is_message(&data) => Self::message(data),
+            answer => Frame::Answer(answer),
+        }
+    }
+
+    fn message(mut data: Vec<Value>) -> Self {
+        match data.pop() {
+            Some(Value::BulkString(message)) => Frame::Message(message),
+            _ => Frame::Other,
+        }
+    }
+}
+
+fn is_message(data: &[Value]) -> bool {
+    matches!(data, [Value::BulkString(kind), _, _] if kind == b"message")
+}
+
 /// Looks for the end of the first answer; goes on where it stopped when more bytes came.
 #[derive(Default)]
 pub(super) struct FrameScanner {

@@ -1,65 +1,98 @@
--- calls, the short way of a hash: one release of the only holder, or one acquire in exchange for
--- the lease of the only holder. Nobody waits, or the first waiter wants a mutex and is handed it.
--- So a lock goes from one client to the next. What is not done here is left to what follows,
--- which would do the same, but takes four times as long.
+-- calls, the short way of a mutex that clients hand to each other, which is a hash: one release,
+-- one acquire that queues, or one that gives up a lease and queues. There is one holder, and who
+-- waits first wants a mutex too. What is not done here is left to what follows, which would do
+-- the same, but takes twice as long.
 
 local letter, key = ARGV[1], KEYS[1]
-local mark, asker = false, ''
-if letter == 'x' and (always_hash or disputed) then
-  mark = ARGV[2]
-elseif letter == 'i' and sub(ARGV[6], 1, 1) == '1' then
-  mark, asker = ARGV[7], sub(ARGV[2], 2, 33)
+local ends, asks -- the owner whose lease ends, and the one that asks
+if letter == 'x' then
+  ends = (always_hash or disputed) and sub(ARGV[2], 2)
+elseif (letter == 'a' or letter == 'i') and ARGV[5] ~= '0' and sub(ARGV[6], 1, 1) == '1' then
+  ends, asks = letter == 'i' and sub(ARGV[7], 2), sub(ARGV[2], 2, 33)
 end
-local lease = mark and 'h' .. sub(mark, 2)
-local found = mark and redis.pcall('HMGET', key, 'm', lease, 'h' .. asker, 'w' .. asker)
-if found and found[1] and found[2] and not found[3] and not found[4] then
-  local holders, exclusive, permits, last, _, until_, head, tail, waiters, cursor, swept, known,
-    more = cmsgpack.unpack(found[1]) -- see META
-  local expires, now = match(found[2], '^(%d+)\t0\t'), clock() -- not parked
-  local alone = holders == 1 and known and not more and expires and tonumber(expires) > now
-  if alone and waiters == 0 and letter == 'x' and last < now then
+local found = (ends or asks)
+  and redis.pcall('HMGET', key, 'm', 'h' .. (ends or ''), 'h' .. (asks or ''), 'w' .. (asks or ''))
+if found and found[1] and not found[3] and not found[4] then
+  local now = clock()
+  local holders, exclusive, permits, last, soonest, until_, head, tail, waiters, cursor, swept,
+    known, more = cmsgpack.unpack(found[1]) -- see META
+  local usual = holders == 1 and known and known ~= '' and not more
+  local dropped, fields, notice, info, prolonged
+
+  -- The holder stays. Who it is, is told.
+  local function stays()
+    local record = exclusive == 1 and now < soonest and call('HGET', key, 'h' .. known)
+    info = record and match(record, string.rep('[^\t]*\t', 9) .. '(.*)$')
+    fields = {}
+    return info
+  end
+
+  -- The first waiter becomes the holder.
+  local function passes_on()
+    local place = text(head)
+    local owner = call('HGET', key, 'q' .. place)
+    local record = owner and call('HGET', key, 'w' .. owner)
+    local asked, queue_ttl, tokens, sent, terms, rest = match(record or '',
+      '^(%d+)\t(%d+)\t%d+\t%d+\t(%d+)\t(%d+)\t(x\t%d+\t%d+)(\t.*)$')
+    local expires = asked and asked + queue_ttl
+    if not asked or expires <= now or until_ < expires then
+      return false
+    end
+    local first, count = mint(last, now, tonumber(tokens))
+    local digits, counted = text(first), text(count)
+    dropped = { 'h' .. ends, 'w' .. owner, 'q' .. place }
+    fields = { 'h' .. owner, text(expires) .. '\t0\t' .. terms .. '\t' .. digits .. '\t' .. counted
+      .. '\t' .. stamp .. rest }
+    notice = table.concat({ 'g', owner, key, digits, counted, sent }, '\t')
+    info = rest
+    head, waiters, known = head + 1, waiters - 1, owner
+    last, soonest, cursor = first + count - 1, expires, ''
+    return true
+  end
+
+  local function joins()
+    local queue_ttl, sent = match(ARGV[6], '^1\t(%d+)\t(%d+)$')
+    local place = text(tail)
+    fields[#fields + 1] = 'w' .. asks
+    fields[#fields + 1] = stamp .. '\t' .. queue_ttl .. '\t' .. place .. '\t' .. stamp .. '\t'
+      .. ARGV[5] .. '\t' .. sent .. sub(ARGV[2], 34) .. ARGV[3]
+    fields[#fields + 1] = 'q' .. place
+    fields[#fields + 1] = asks
+    tail, waiters = tail + 1, waiters + 1
+    if until_ < now + queue_ttl then
+      until_, prolonged = now + queue_ttl, true
+    end
+  end
+
+  -- Whether a lease ends that lasts, and is not parked.
+  local expires = usual and ends and found[2] and match(found[2], '^(%d+)\t0\t')
+  local lasts = expires and now < tonumber(expires)
+  if lasts and not asks and waiters == 0 and last < now then
     call('DEL', key)
     return 1
   end
   -- Who joins a long queue also looks for dead waiters.
-  local place = alone and exclusive == 1 and waiters > 0 and (letter == 'x' or waiters <= 8)
-    and text(head)
-  local waiting = place and call('HGET', key, 'q' .. place)
-  local record = waiting and call('HGET', key, 'w' .. waiting)
-  if record then
-    local asked, queue_ttl, tokens, sent, terms, rest, channel, info = match(record,
-      '^(%d+)\t(%d+)\t%d+\t%d+\t(%d+)\t(%d+)\t(x\t%d+\t%d+)(\t([^\t]*)\t(.*))$')
-    local ends = asked and asked + queue_ttl
-    if asked and now < ends and ends <= until_ then
-      local first, count = mint(last, now, tonumber(tokens))
-      local held = text(ends) .. '\t0\t' .. terms .. '\t' .. text(first) .. '\t' .. text(count)
-        .. '\t' .. stamp .. rest
-      -- First: see save in state.lua.
-      call('HDEL', key, lease, 'w' .. waiting, 'q' .. place)
-      if letter == 'x' then
-        call('HSET', key, 'm', cmsgpack.pack(1, 1, permits, first + count - 1, ends, until_,
-          head + 1, tail, waiters - 1, '', swept, waiting), 'h' .. waiting, held)
-      else
-        local own_ttl, own_sent = match(ARGV[6], '^1\t(%d+)\t(%d+)$')
-        local own_place, prolonged = text(tail), now + own_ttl > until_
-        if prolonged then
-          until_ = now + own_ttl
-        end
-        call('HSET', key, 'm', cmsgpack.pack(1, 1, permits, first + count - 1, ends, until_,
-            head + 1, tail + 1, waiters, '', swept, waiting), 'h' .. waiting, held,
-          'w' .. asker, stamp .. '\t' .. own_ttl .. '\t' .. own_place .. '\t' .. stamp .. '\t'
-            .. ARGV[5] .. '\t' .. own_sent .. sub(ARGV[2], 34) .. ARGV[3],
-          'q' .. own_place, asker)
-        if prolonged then
-          call('PEXPIRE', key, math.ceil((until_ - now) / 1000) + 1)
-        end
-      end
-      local message = table.concat({ 'g', waiting, key, text(first), text(count), sent }, '\t')
-      local heard = always_hash and redis.pcall('SPUBLISH', key .. ':' .. channel, message)
-      if type(heard) ~= 'number' or heard == 0 then -- see tell in state.lua
-        redis.pcall('PUBLISH', channel, message)
-      end
-      return letter == 'x' and 1 or { { 'q', info, ends - now } }
+  if (not asks or waiters < 8) and (lasts and exclusive == 1 and waiters > 0 and passes_on()
+    or usual and not ends and stays()) then
+    if asks then
+      joins()
     end
+    if dropped then -- first: see save in state.lua
+      call('HDEL', key, unpack(dropped))
+    end
+    call('HSET', key, 'm', cmsgpack.pack(1, 1, permits, last, soonest, until_, head, tail, waiters,
+      cursor, swept, known), unpack(fields))
+    if prolonged then
+      call('PEXPIRE', key, math.ceil((until_ - now) / 1000) + 1)
+    end
+    if notice then -- see tell in state.lua
+      local channel
+      channel, info = match(info, '^\t([^\t]*)\t(.*)$')
+      local heard = always_hash and redis.pcall('SPUBLISH', key .. ':' .. channel, notice)
+      if type(heard) ~= 'number' or heard == 0 then
+        redis.pcall('PUBLISH', channel, notice)
+      end
+    end
+    return asks and { { 'q', info, soonest - now } } or 1
   end
 end

@@ -122,7 +122,7 @@ impl Shared {
     /// Somebody waits, so what the nodes say must not be missed.
     pub(super) fn waits(&self) {
         for node in &self.nodes {
-            node.notices.waiting.store(true, Ordering::Relaxed);
+            node.notices.waits.on_queued();
         }
     }
 
