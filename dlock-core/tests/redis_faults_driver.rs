@@ -315,3 +315,52 @@ async fn a_broken_lock_is_not_granted_before_its_holder_knows() {
     drop((next, guard, one, two));
     server.assert_nothing_left().await;
 }
+
+/// Answers and notices are read in the runtime that used the client first. While it is
+/// blocked, tasks of another runtime get their turn in a second or two, and at once when it
+/// has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn notices_arrive_without_the_runtime_that_read_them() {
+    let Some(server) = RedisServer::start() else { return };
+    let holder = server.client();
+    let guard = holder.mutex("a").lock().await.expect("the lock");
+    let (used, is_used) = tokio::sync::oneshot::channel();
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    let waiter = client(&server.url());
+    let reader = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let waiter = waiter.connect().await.expect("a client");
+            // The first calls connect, in the driver's runtime.
+            for _ in 0..2 {
+                let lock = waiter.mutex("a").wait(Duration::from_millis(300));
+                let error = lock.lock().await.expect_err("it is held");
+                assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+            }
+            used.send(waiter).expect("it is waited for");
+            let _ = is_done.recv(); // this blocks
+        });
+    });
+    let waiter = is_used.await.expect("a client");
+    let turn = async || {
+        let guard = holder.mutex("b").lock().await.expect("the lock");
+        let lock = waiter.mutex("b").wait(Duration::from_secs(30));
+        let waiting = tokio::spawn(async move { lock.lock().await.map(|_| Instant::now()) });
+        eventually("somebody waits", async || {
+            holder.inspect("b").await.expect("an inspection").waiters.len() == 1
+        })
+        .await;
+        let released = Instant::now();
+        drop(guard);
+        waiting.await.expect("no panic").expect("its turn") - released
+    };
+    for _ in 0..3 {
+        let took = turn().await;
+        assert!(took < Duration::from_millis(2_500), "{took:?} while it is blocked");
+    }
+    done.send(()).expect("it is blocked until now");
+    tokio::task::spawn_blocking(move || reader.join()).await.expect("joined").expect("no panic");
+    let took = turn().await;
+    assert!(took < Duration::from_millis(500), "{took:?} when it has ended");
+    drop(guard);
+}
