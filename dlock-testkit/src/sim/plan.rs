@@ -26,7 +26,10 @@ pub struct Plan {
     /// Tasks request locks until then.
     pub(super) tasks_until: Duration,
     pub(super) longest_hold: Duration,
-    pub(super) longest_pause: Duration,
+    longest_pause: Duration,
+    /// Whether the tasks of the first process hand one lock to each other for longer than its
+    /// ttl, and others come rarely.
+    one_is_busy: bool,
     /// The percentage of shared requests; the fields below are percentages too.
     pub(super) shared: u32,
     pub(super) permits: u32,
@@ -119,6 +122,7 @@ impl Plan {
             tasks_until: Duration::ZERO,
             longest_hold: Duration::from_millis(random.random_range(1..80)),
             longest_pause: Duration::from_millis(random.random_range(100..1_000)),
+            one_is_busy: random.random_ratio(1, 16),
             shared,
             permits,
             fair,
@@ -137,9 +141,38 @@ impl Plan {
             all_day_holder: random.random_ratio(1, 3),
             faults: Vec::new(),
         };
-        plan.plan_faults(random);
+        if plan.one_is_busy {
+            plan.make_one_busy(random);
+        } else {
+            plan.plan_faults(random);
+        }
         plan.plan_end();
         plan
+    }
+
+    fn make_one_busy(&mut self, random: &mut StdRng) {
+        *self = Plan {
+            processes: random.random_range(2..=3),
+            tasks: random.random_range(4..=8),
+            keys: 1,
+            ttl: Duration::from_millis(300),
+            handovers: 256,
+            handover_time: Duration::from_millis(50),
+            longest_hold: Duration::from_millis(2),
+            longest_pause: Duration::from_secs(4),
+            shared: 0,
+            permits: 0,
+            fair: 0,
+            cancels: 0,
+            long_holds: 0,
+            breaks: false,
+            ..self.clone()
+        };
+    }
+
+    /// The longest time between two requests of a task.
+    pub(super) fn longest_pause(&self, process: usize) -> Duration {
+        if self.one_is_busy && process == 0 { Duration::from_millis(1) } else { self.longest_pause }
     }
 
     fn plan_faults(&mut self, random: &mut StdRng) {

@@ -277,7 +277,7 @@ impl Simulation {
                 task,
                 round: 0,
             };
-            let pause = self.between(Duration::ZERO, self.plan.longest_pause);
+            let pause = self.between(Duration::ZERO, self.plan.longest_pause(process));
             self.after(pause, Event::Task { run, step: TaskStep::Ask });
         }
     }

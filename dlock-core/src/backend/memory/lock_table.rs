@@ -226,11 +226,9 @@ impl LockTable {
         lock.expire(now);
         let answer = match lock.held(lease.owner) {
             Some(held) => {
-                held.expires = if lease.tokens > 0 && planted.is(Bug::ExtensionWithoutRenewal) {
-                    held.expires.min(now + lease.ttl / 4)
-                } else {
-                    now + lease.ttl
-                };
+                if lease.tokens == 0 || !planted.is(Bug::ExtensionWithoutRenewal) {
+                    held.expires = now + lease.ttl;
+                }
                 if held.mode == Mode::Exclusive {
                     held.mode = lease.mode; // an old renewal must not turn it back
                 }

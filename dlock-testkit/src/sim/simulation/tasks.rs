@@ -341,7 +341,7 @@ impl Simulation {
         if self.parent_of(run.task).is_some() {
             return; // the next holder starts it again
         }
-        let pause = self.between(Duration::ZERO, self.plan.longest_pause);
+        let pause = self.between(Duration::ZERO, self.plan.longest_pause(run.process));
         self.after(pause, Event::Task { run, step: TaskStep::Ask });
     }
 }
