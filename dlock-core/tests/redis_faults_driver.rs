@@ -364,3 +364,43 @@ async fn notices_arrive_without_the_runtime_that_read_them() {
     assert!(took < Duration::from_millis(500), "{took:?} when it has ended");
     drop(guard);
 }
+
+/// A runtime that polled for the answers of its tasks is blocked. Tasks of another one get
+/// theirs nevertheless.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_arrive_while_the_runtime_that_polled_is_blocked() {
+    let Some(server) = RedisServer::start() else { return };
+    let (used, is_used) = tokio::sync::oneshot::channel();
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    let new_client = client(&server.url());
+    let polling = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let client = new_client.connect().await.expect("a client");
+            let mut tasks = tokio::task::JoinSet::new();
+            for task in 0..4 {
+                let lock = client.mutex(format!("busy:{task}"));
+                tasks.spawn(async move {
+                    for _ in 0..300 {
+                        drop(lock.lock().await.expect("the lock"));
+                    }
+                });
+            }
+            // Blocked between two answers of these tasks.
+            tasks.join_next().await.expect("a task").expect("no panic");
+            used.send(client).expect("it is waited for");
+            let _ = is_done.recv();
+            while tasks.join_next().await.is_some() {}
+        });
+    });
+    let client = is_used.await.expect("a client");
+    let began = Instant::now();
+    for _ in 0..20 {
+        drop(client.mutex("other").lock().await.expect("the lock"));
+    }
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    done.send(()).expect("it is blocked until now");
+    tokio::task::spawn_blocking(move || polling.join()).await.expect("joined").expect("no panic");
+    drop(client);
+    server.assert_nothing_left().await;
+}
