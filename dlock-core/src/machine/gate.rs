@@ -41,7 +41,6 @@
 //! until there is none.
 
 use super::types::{ClaimId, HandoverLimits, Ticket};
-use super::waitlist::Waiter;
 use crate::claim::{Grant, Mode};
 use crate::clock::Moment;
 use crate::collections::ShortQueue;
@@ -75,6 +74,19 @@ pub(crate) enum Step {
     Release {
         claim: ClaimId,
     },
+}
+
+/// A task that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) ticket: Ticket,
+    pub(crate) mode: Mode,
+    /// The ttl in nanoseconds, as everywhere in the machine.
+    pub(crate) ttl: u64,
+    /// Whether the task wants an answer at once instead of waiting.
+    pub(crate) attempt: bool,
+    /// The moment when the task gives up.
+    pub(crate) deadline: Moment,
 }
 
 #[derive(Debug)]

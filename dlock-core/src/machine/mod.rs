@@ -18,7 +18,6 @@ mod gate;
 mod keeper;
 mod timers;
 mod types;
-mod waitlist;
 
 pub use self::coverage::{Coverage, Transition};
 pub use self::engine::Engine;

@@ -77,18 +77,20 @@ impl AnswerReader {
     /// What the script answered to calls.
     pub(super) fn read(&self, requests: &[Request], answers: Result<Vec<Value>>) -> Vec<Answer> {
         let answers = read_all(requests, answers);
+        let is_queued =
+            |answer: &Answer| matches!(answer, Answer::Acquire(Ok(AcquireOutcome::Queued { .. })));
+        if answers.iter().any(is_queued) {
+            self.waits.on_queued();
+        }
         for (request, answer) in requests.iter().zip(&answers) {
             if let (Some(releases), Answer::Release(Ok(_)) | Answer::Acquire(Ok(_))) =
                 (&self.releases, answer)
             {
                 releases.on_answered(request);
             }
-            if matches!(answer, Answer::Acquire(Ok(AcquireOutcome::Queued { .. }))) {
-                self.waits.on_queued();
-                if let Some(shards) = &self.shards {
-                    let claim = request.claim();
-                    shards.wait_for(self.names.state(&claim.key, claim.mode.is_permits()));
-                }
+            if let Some(shards) = self.shards.as_ref().filter(|_| is_queued(answer)) {
+                let claim = request.claim();
+                shards.wait_for(self.names.state(&claim.key, claim.mode.is_permits()));
             }
         }
         answers

@@ -109,7 +109,6 @@ impl Notices {
     }
 }
 
-#[derive(Clone)]
 struct Listening {
     route: Route,
     listener: Weak<dyn Listener>,
@@ -170,7 +169,8 @@ impl Listening {
             sink.subscribe(&self.channel).await.map_err(failed)?;
             return Ok(Subscription::Tls(sink, stream));
         };
-        let Listening { listener, names, confirmed, .. } = self.clone();
+        let (listener, names) = (self.listener.clone(), self.names.clone());
+        let confirmed = self.confirmed;
         let on_message =
             Box::new(move |message: &[u8]| deliver(&listener, &names, confirmed, message));
         let subscriber = Subscriber(Pipeline::of_subscriber(socket, on_message));

@@ -20,8 +20,9 @@
 //! Both may read at the same time: bytes are taken from the socket and put in order
 //! under one lock. Replies are called without it, so those of two reads may overlap.
 //!
-//! Notices are read in the same way: a runtime in which claims are queued reads them, and
-//! the driver's thread does when a probe is not answered in time.
+//! Notices are read in the same way, by a runtime in which claims are queued. Since nobody
+//! knows when one is due, the driver's thread looks for them ten times a second while it
+//! stands by; and when nothing came for a while, it reads by itself again.
 //!
 //! Callers that go on as soon as they have their answers get the next ones sooner if the
 //! worker does not sleep meanwhile: their reader polls busily (`busy_polls.rs`).
@@ -48,6 +49,11 @@ use super::socket::Readable;
 const PROMPT: Duration = Duration::from_millis(5);
 /// For how long it does so then, at least.
 const EAGER: Duration = Duration::from_secs(1);
+/// How long a message may be there before the driver's thread reads it.
+const UNREAD: Duration = Duration::from_millis(100);
+/// A caller's runtime no longer reads messages when none came for this long: longer than the
+/// time between two probes while somebody waits.
+const QUIET: Duration = Duration::from_secs(3);
 /// How much is read at once.
 const READ: usize = 16 * 1024;
 /// How much room is kept for answers between two of them.
@@ -66,6 +72,8 @@ pub(super) struct Readers {
     /// Whether a caller's reader gets its answers by polling.
     polling_pays: AtomicBool,
     wake: Notify,
+    /// Ends the reader in a caller's runtime.
+    dismiss: Notify,
 }
 
 /// Whether a caller's runtime reads.
@@ -93,6 +101,7 @@ impl Readers {
             overlap: AtomicBool::new(false),
             polling_pays: AtomicBool::new(false),
             wake: Notify::new(),
+            dismiss: Notify::new(),
         }
     }
 
@@ -156,7 +165,11 @@ impl CallersReader {
             self.0.readers.polling_pays.store(polls.pay(), Ordering::Relaxed);
             let goes_on = match polled {
                 Some(goes_on) => goes_on,
-                None => read(&self.0, &mut socket).await,
+                None => tokio::select! {
+                    biased;
+                    goes_on = read(&self.0, &mut socket) => goes_on,
+                    () = self.0.readers.dismiss.notified() => return,
+                },
             };
             if !goes_on {
                 return self.0.close();
@@ -166,6 +179,9 @@ impl CallersReader {
 
     /// As [`read`], but without sleeping; `None` if nothing was to be read in time.
     async fn read_busily(&self, polls: &mut BusyPolls) -> Option<bool> {
+        if self.0.is_subscriber() {
+            return None; // nobody knows when a message comes
+        }
         let polling = polls.start()?;
         let answered = Instant::now();
         // The callers that were just answered run now, and may send their next requests.
@@ -245,7 +261,7 @@ pub(super) async fn read_for_driver(pipeline: Arc<Pipeline>) {
 /// Returns when answers are not read in time, or nobody else reads.
 async fn stand_by(pipeline: &Pipeline) {
     let readers = &pipeline.readers;
-    let mut seen = u64::MAX;
+    let (mut seen, since) = (u64::MAX, Instant::now());
     let overlap = || readers.overlap.load(Ordering::Acquire);
     while readers.callers_read() && !overlap() && !pipeline.is_closed() {
         let (count, oldest) = pipeline.oldest_wait();
@@ -253,7 +269,16 @@ async fn stand_by(pipeline: &Pipeline) {
             readers.polling_pays.store(false, Ordering::Relaxed);
             return;
         }
-        if oldest.is_none() && count == seen {
+        if pipeline.is_subscriber() {
+            let _ = tokio::time::timeout(UNREAD, readers.wake.notified()).await;
+            if read_now(pipeline) == Some(false) {
+                return pipeline.close();
+            }
+            let quiet = Instant::now().checked_sub(QUIET);
+            if quiet.is_some_and(|quiet| since < quiet && !pipeline.heard_since(quiet)) {
+                readers.dismiss.notify_one();
+            }
+        } else if oldest.is_none() && count == seen {
             // Nothing happened for a while. The next request wakes this again.
             readers.asleep.store(true, Ordering::Release);
             if pipeline.oldest_wait().0 == count {

@@ -1,7 +1,8 @@
 -- calls, the short way of a mutex that clients hand to each other, which is a hash: one release,
 -- one acquire that queues, or one that gives up a lease and queues. There is one holder, and who
--- waits first wants a mutex too. What is not done here is left to what follows, which would do
--- the same, but takes twice as long.
+-- waits first wants a mutex too. A release of the only holder, of whatever mode, is made here as
+-- well if nobody waits. What is not done here is left to what follows, which would do the same,
+-- but takes twice as long. An error is the reply of the script: it has one call.
 
 local letter, key = ARGV[1], KEYS[1]
 local ends, asks -- the owner whose lease ends, and the one that asks
@@ -17,13 +18,16 @@ if found and found[1] and not found[3] and not found[4] then
   local holders, exclusive, permits, last, soonest, until_, head, tail, waiters, cursor, swept,
     known, more = cmsgpack.unpack(found[1]) -- see META
   local usual = holders == 1 and known and known ~= '' and not more
-  local dropped, fields, notice, info, prolonged
+  local dropped, fields, notice, channel, info, prolonged
 
   -- The holder stays. Who it is, is told.
   local function stays()
     local record = exclusive == 1 and now < soonest and call('HGET', key, 'h' .. known)
     info = record and match(record, string.rep('[^\t]*\t', 9) .. '(.*)$')
     fields = {}
+    if waiters == 0 then
+      head = tail -- places before it are empty
+    end
     return info
   end
 
@@ -32,8 +36,9 @@ if found and found[1] and not found[3] and not found[4] then
     local place = text(head)
     local owner = call('HGET', key, 'q' .. place)
     local record = owner and call('HGET', key, 'w' .. owner)
-    local asked, queue_ttl, tokens, sent, terms, rest = match(record or '',
-      '^(%d+)\t(%d+)\t%d+\t%d+\t(%d+)\t(%d+)\t(x\t%d+\t%d+)(\t.*)$')
+    local asked, queue_ttl, tokens, sent, terms
+    asked, queue_ttl, tokens, sent, terms, channel, info = match(record or '',
+      '^(%d+)\t(%d+)\t%d+\t%d+\t(%d+)\t(%d+)\t(x\t%d+\t%d+)\t([^\t]*)\t(.*)$')
     local expires = asked and asked + queue_ttl
     if not asked or expires <= now or until_ < expires then
       return false
@@ -42,9 +47,8 @@ if found and found[1] and not found[3] and not found[4] then
     local digits, counted = text(first), text(count)
     dropped = { 'h' .. ends, 'w' .. owner, 'q' .. place }
     fields = { 'h' .. owner, text(expires) .. '\t0\t' .. terms .. '\t' .. digits .. '\t' .. counted
-      .. '\t' .. stamp .. rest }
+      .. '\t' .. stamp .. '\t' .. channel .. '\t' .. info }
     notice = table.concat({ 'g', owner, key, digits, counted, sent }, '\t')
-    info = rest
     head, waiters, known = head + 1, waiters - 1, owner
     last, soonest, cursor = first + count - 1, expires, ''
     return true
@@ -72,8 +76,8 @@ if found and found[1] and not found[3] and not found[4] then
     return 1
   end
   -- Who joins a long queue also looks for dead waiters.
-  if (not asks or waiters < 8) and (lasts and exclusive == 1 and waiters > 0 and passes_on()
-    or usual and not ends and stays()) then
+  if usual and (not asks or waiters < 8) and (lasts and exclusive == 1 and waiters > 0
+    and passes_on() or not ends and stays()) then
     if asks then
       joins()
     end
@@ -86,8 +90,6 @@ if found and found[1] and not found[3] and not found[4] then
       call('PEXPIRE', key, math.ceil((until_ - now) / 1000) + 1)
     end
     if notice then -- see tell in state.lua
-      local channel
-      channel, info = match(info, '^\t([^\t]*)\t(.*)$')
       local heard = always_hash and redis.pcall('SPUBLISH', key .. ':' .. channel, notice)
       if type(heard) ~= 'number' or heard == 0 then
         redis.pcall('PUBLISH', channel, notice)
