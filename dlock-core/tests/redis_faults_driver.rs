@@ -410,14 +410,18 @@ async fn answers_arrive_while_the_runtime_that_polled_is_blocked() {
 async fn a_blocked_holder_hears_that_its_lock_was_broken() {
     let Some(server) = RedisServer::start() else { return };
     let other = server.client();
-    let new_client = client(&server.url());
+    let new_client = client(&server.url()).ttl(Duration::from_secs(30));
     let first = other.mutex("a").lock().await.expect("the lock");
     let (held, is_held) = tokio::sync::oneshot::channel();
     let holding = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(async {
             let client = new_client.connect().await.expect("a client");
-            drop(client.mutex("b").lock().await.expect("the lock"));
+            // The first calls connect; then answers are read in this runtime.
+            for _ in 0..20 {
+                drop(client.mutex("b").lock().await.expect("the lock"));
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
             let guard = client.mutex("a").lock().await.expect("its turn");
             held.send(()).expect("it is waited for");
             while guard.state() == State::Held {
@@ -432,6 +436,8 @@ async fn a_blocked_holder_hears_that_its_lock_was_broken() {
     .await;
     drop(first);
     is_held.await.expect("it holds the lock");
+    // It is confirmed by then, so that no renewal finds out soon.
+    tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(other.break_lock("a").await.expect("broken"), 1);
     let next = other.mutex("a").wait(Duration::from_secs(10)).lock().await.expect("the lock");
     let granted = Instant::now();
