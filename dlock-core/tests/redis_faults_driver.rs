@@ -397,7 +397,7 @@ async fn answers_arrive_while_the_runtime_that_polled_is_blocked() {
     for _ in 0..20 {
         drop(client.mutex("other").lock().await.expect("the lock"));
     }
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     done.send(()).expect("it is blocked until now");
     tokio::task::spawn_blocking(move || polling.join()).await.expect("joined").expect("no panic");
     drop(client);

@@ -40,7 +40,7 @@
 //! The gate decides one [`Step`] at a time; the engine carries it out and asks again
 //! until there is none.
 
-use super::types::{ClaimId, HandoverLimits, Ticket};
+use super::types::{ClaimId, HandoverLimits, Ticket, Waiter};
 use crate::claim::{Grant, Mode};
 use crate::clock::Moment;
 use crate::collections::ShortQueue;
@@ -74,19 +74,6 @@ pub(crate) enum Step {
     Release {
         claim: ClaimId,
     },
-}
-
-/// A task that waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Waiter {
-    pub(crate) ticket: Ticket,
-    pub(crate) mode: Mode,
-    /// The ttl in nanoseconds, as everywhere in the machine.
-    pub(crate) ttl: u64,
-    /// Whether the task wants an answer at once instead of waiting.
-    pub(crate) attempt: bool,
-    /// The moment when the task gives up.
-    pub(crate) deadline: Moment,
 }
 
 #[derive(Debug)]

@@ -308,8 +308,8 @@ fn read_now(pipeline: &Pipeline) -> Option<bool> {
     Some(readable)
 }
 
-/// Reads once and passes on what is complete. False when the
-/// connection has ended, or makes no sense any more.
+/// Reads once and passes on what is complete. False when the connection has ended, or makes
+/// no sense any more.
 async fn read(pipeline: &Pipeline, socket: &mut Readable) -> bool {
     let mut received = Received::default();
     let read = poll_fn(|cx| {

@@ -19,12 +19,12 @@ use slotmap::SlotMap;
 
 use self::gates::{GateEntry, Kind};
 use super::coverage::{Coverage, Transition};
-use super::gate::{Gate, Waiter};
+use super::gate::Gate;
 use super::keeper::Keeper;
 use super::timers::Timers;
 use super::types::{
     Actions, CallId, ClaimId, GateId, LeaseStatus, Limits, LockRequest, Outcome, QueueScope,
-    Refusal, Ticket, TicketSnapshot, Wait,
+    Refusal, Ticket, TicketSnapshot, Wait, Waiter,
 };
 use crate::claim::{Answer, Holder, LossReason, Mode, Notice, Owner, ReleaseOutcome};
 use crate::clock::{Moment, nanos};
