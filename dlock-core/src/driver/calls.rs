@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::Core;
+use super::{Core, no_driver_in_child};
 use crate::backend::{Backend, Batch, Capabilities};
 use crate::batch_queue::{BatchLimits, BatchQueue, Full, Priority, Slot};
 use crate::claim::{Answer, Mode, Request};
@@ -97,7 +97,8 @@ impl Core {
         let mut pending = Vec::new();
         while slot.next_batch(&mut pending) {
             let now = self.now();
-            let mut deadline = Moment::NEVER;
+            // The most patient call decides: one with a short ttl must not end the others.
+            let mut deadline = now;
             let mut to = VecDeque::with_capacity(pending.len());
             let mut requests = Vec::with_capacity(pending.len());
             for call in pending.drain(..) {
@@ -106,7 +107,7 @@ impl Core {
                     self.answered(call.shard, call.call, call.request.failed(late));
                     continue;
                 }
-                deadline = deadline.min(call.deadline);
+                deadline = deadline.max(call.deadline);
                 to.push_back((call.shard, call.call));
                 requests.push(call.request);
             }
@@ -147,12 +148,9 @@ impl Core {
         }
     }
 
-    /// A child after `fork` has no driver, so nothing would ever be answered.
     fn refuse_in_child(self: &Arc<Self>, shard: usize, calls: Vec<(CallId, Request)>) {
         for (call, request) in calls {
-            let error = Error::new(ErrorKind::Config, request.operation()).with_message(
-                "this client was made before fork() and has no driver here; make one in the child",
-            );
+            let error = no_driver_in_child(request.operation());
             self.answered(shard, call, request.failed(error));
         }
     }

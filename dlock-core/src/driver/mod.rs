@@ -283,6 +283,9 @@ impl Core {
         let Some(jobs) = &self.jobs else {
             return call.await; // embedded: answered at once
         };
+        if self.is_in_child() {
+            return Err(no_driver_in_child(operation));
+        }
         let silence =
             |what: String| Err(Error::new(ErrorKind::Unavailable, operation).with_message(what));
         let (answer, answered) = tokio::sync::oneshot::channel();
@@ -307,6 +310,9 @@ impl Core {
 
     /// Runs a future on the driver's thread.
     pub(crate) fn spawn(&self, job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        if self.is_in_child() {
+            return Err(no_driver_in_child(Operation::Connect));
+        }
         let sent = self.jobs.as_ref().map(|jobs| jobs.send(Box::pin(job)));
         match sent {
             Some(Ok(())) => Ok(()),
@@ -381,6 +387,13 @@ async fn drive(core: &Arc<Core>, jobs: &mut UnboundedReceiver<Job>) {
             () = wait_for(core, pause) => {}
         }
     }
+}
+
+/// A child after `fork` has no driver, so nothing would ever be answered.
+fn no_driver_in_child(operation: Operation) -> Error {
+    Error::new(ErrorKind::Config, operation).with_message(
+        "this client was made before fork() and has no driver here; make one in the child",
+    )
 }
 
 fn no_thread(error: std::io::Error) -> Error {

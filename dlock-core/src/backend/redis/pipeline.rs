@@ -38,8 +38,8 @@ const SILENCE: Duration = Duration::from_millis(100);
 /// How a request ended.
 pub(super) enum Outcome {
     Answered(Value),
-    /// Its deadline passed. `silent`: nothing was heard from the server since it was
-    /// sent.
+    /// Its deadline passed. `silent`: nothing was heard from the server for as long as the
+    /// most patient request in flight waits.
     Late {
         silent: bool,
     },
@@ -333,20 +333,28 @@ impl Pipeline {
         let last_received = Duration::from_nanos(self.last_received.load(Ordering::Relaxed));
         let mut next = None;
         let mut late = Vec::new();
-        for entry in &mut self.waiting.lock().entries {
-            let Some(deadline) = entry.deadline.filter(|_| entry.reply.is_some()) else { continue };
+        let mut patience = SILENCE;
+        let mut waiting = self.waiting.lock();
+        let oldest = waiting.entries.front().map_or(now, |entry| entry.sent);
+        let silence = now.saturating_sub(last_received.max(oldest));
+        for entry in &mut waiting.entries {
+            let Some(deadline) = entry.deadline else { continue };
+            patience = patience.max(deadline.saturating_sub(entry.sent));
+            if entry.reply.is_none() {
+                continue;
+            }
             if deadline > now {
                 next = Some(next.map_or(deadline, |next: Duration| next.min(deadline)));
             } else if let Some(reply) = entry.reply.take() {
-                late.push((reply, last_received < entry.sent && now >= entry.sent + SILENCE));
+                late.push(reply);
             }
         }
+        drop(waiting);
         if let Some(next) = next {
             self.looks.fetch_min(nanos(next), Ordering::Relaxed);
         }
-        for (reply, silent) in late {
-            reply(Outcome::Late { silent });
-        }
+        let silent = silence >= patience;
+        late.into_iter().for_each(|reply| reply(Outcome::Late { silent }));
         next.map(|next| next.saturating_sub(now))
     }
 }
@@ -426,10 +434,23 @@ mod tests {
         let late = submit(&pipeline, b"one", Duration::from_millis(20));
         let next = submit(&pipeline, b"two", LONG);
         assert_eq!(outcome(late).await, "late, silent false", "too early to be a silence");
-        let silent = submit(&pipeline, b"three", Duration::from_millis(150));
-        assert_eq!(outcome(silent).await, "late, silent true");
+        let impatient = submit(&pipeline, b"three", Duration::from_millis(150));
+        assert_eq!(outcome(impatient).await, "late, silent false", "another one waits longer");
         server.write_all(b":1\r\n>1\r\n+push\r\n:2\r\n").unwrap();
         assert_eq!(outcome(next).await, "int(2)");
+    }
+
+    /// A stream of new requests does not keep a connection that says nothing.
+    #[tokio::test]
+    async fn a_connection_is_silent_when_its_most_patient_request_is_late() {
+        let (pipeline, _server) = pipeline();
+        let patient = submit(&pipeline, b"one", Duration::from_millis(300));
+        for _ in 0..4 {
+            let impatient = submit(&pipeline, b"two", Duration::from_millis(50));
+            assert_eq!(outcome(impatient).await, "late, silent false");
+        }
+        let _later = submit(&pipeline, b"three", Duration::from_millis(300));
+        assert_eq!(outcome(patient).await, "late, silent true");
     }
 
     #[tokio::test]
