@@ -3,16 +3,16 @@
 use axum_core::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header::RETRY_AFTER};
 
-use crate::error::{Error, ErrorKind, Operation};
+use crate::error::{BodyStatus, Error, ErrorKind, Operation};
 
 /// Converts an error to a response with a status by its kind:
 ///
 /// | what happened | status |
 /// |---|---|
 /// | `TimedOut`: somebody else holds the lock | 409 |
-/// | `Unavailable`, `Unknown`, `Overloaded`, `ShuttingDown` | 503 with `Retry-After: 1` |
+/// | `Unavailable`, `Unknown`, `Overloaded`, `ShuttingDown`; `Lost` before the body had begun | 503 with `Retry-After: 1` |
 /// | no key could be made from the values, which are too long for example | 400 |
-/// | `Lost`, and errors in the program or its configuration | 500 |
+/// | `Lost` while the body ran, and errors in the program or its configuration | 500 |
 ///
 /// The body shows neither the key nor the holder. What it hides is logged under the target
 /// `dlock::http`, with the key's label: a 503 at WARN, a 500 at ERROR (no client, no
@@ -22,6 +22,9 @@ impl IntoResponse for Error {
         let key_is_invalid = self.operation() == Operation::Acquire && self.key().is_none();
         let (status, body) = match self.kind() {
             ErrorKind::TimedOut => (StatusCode::CONFLICT, "busy, try again later"),
+            ErrorKind::Lost if self.body_status() == BodyStatus::NotRun => {
+                (StatusCode::SERVICE_UNAVAILABLE, "unavailable, try again later")
+            }
             ErrorKind::Unavailable
             | ErrorKind::Unknown
             | ErrorKind::Overloaded
@@ -96,6 +99,7 @@ mod tests {
             (ErrorKind::Overloaded, Operation::Acquire, 503, "WARN"),
         ] {
             let error = Error::new(kind, operation).with_key(&key).with_message("the true cause");
+            let error = error.with_body_status(BodyStatus::Cancelled);
             let (answered, logged) = answer(error);
             assert_eq!(answered, status, "{kind:?}");
             for words in [level, "dlock::http", "key=\"order:7\"", "the true cause"] {
@@ -104,5 +108,8 @@ mod tests {
         }
         let busy = Error::new(ErrorKind::TimedOut, Operation::Acquire).with_key(&key);
         assert_eq!(answer(busy), (409, String::new()));
+        let lost = |body| Error::new(ErrorKind::Lost, Operation::Hold).with_body_status(body);
+        assert_eq!(answer(lost(BodyStatus::NotRun)).0, 503, "nothing was done, so try again");
+        assert_eq!(answer(lost(BodyStatus::Cancelled)).0, 500);
     }
 }
