@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dlock::backend::memory::Memory;
 use dlock::{
-    Config, Dlock, ErrorKind, Event, Key, ReleaseOutcome, State, assert_locked, global, key,
-    testing,
+    BodyStatus, Config, Dlock, ErrorKind, Event, Key, ReleaseOutcome, State, assert_locked, global,
+    key, testing,
 };
 use dlock_testkit::History;
 use tokio::time::{sleep, timeout};
@@ -302,4 +302,96 @@ async fn spawned_tasks_are_in_the_scope_of_their_runtime() {
         tokio::join!(testing::scope(tokio::time::sleep(Duration::from_millis(50))), two);
     assert_ne!(found.as_deref(), Ok("test"), "which of the two scopes is not known");
     assert_ne!(name().await.ok().as_deref(), Some("test"), "the scopes are over");
+}
+
+// -- rules 7 and 11: a lock that fails leaves nothing ------------------------
+
+/// The keys of an `all_of` that came to nothing are free, whatever `hold_at_least` says:
+/// nothing ran under them.
+#[tokio::test(start_paused = true)]
+async fn keys_of_a_failed_all_of_are_not_kept_taken() {
+    let dlock = testing::client();
+    let hour = Duration::from_secs(3_600);
+    let busy = dlock.mutex("b").lock().await.unwrap();
+    let both = dlock.all_of(["a", "b"]).hold_at_least(hour);
+    assert!(both.try_lock().await.unwrap().is_none());
+    assert_free(&dlock, "a").await;
+
+    let timed_out = both.clone().wait(Duration::from_millis(1)).lock().await.unwrap_err();
+    assert_eq!(timed_out.kind(), ErrorKind::TimedOut);
+    assert_free(&dlock, "a").await;
+
+    assert!(timeout(Duration::from_millis(1), both.lock()).await.is_err(), "it was dropped");
+    assert_free(&dlock, "a").await;
+
+    drop(busy);
+    drop(both.lock().await.unwrap());
+    for key in ["a", "b"] {
+        assert!(dlock.mutex(key).try_lock().await.unwrap().is_none(), "{key} stays taken");
+    }
+}
+
+async fn assert_free(dlock: &Dlock, key: &str) {
+    let guard = dlock.mutex(key).try_lock().await.unwrap();
+    assert!(guard.is_some(), "{key} is free");
+}
+
+/// A first key that is lost while the next one is waited for ends the wait.
+#[tokio::test(start_paused = true)]
+async fn all_of_watches_the_keys_that_it_has() {
+    let dlock = testing::client();
+    let busy = dlock.mutex("b").lock().await.unwrap();
+    let both = dlock.all_of(["a", "b"]).wait_unlimited().hold_at_least(Duration::from_secs(3_600));
+    let (refused, ()) = tokio::join!(both.lock(), async {
+        while dlock.inspect("a").await.unwrap().holders.is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        dlock.break_lock("a").await.unwrap();
+    });
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert_eq!(error.body_status(), BodyStatus::NotRun);
+    assert_eq!(error.key().map(Key::as_str), Some("a"));
+    drop(busy);
+    assert_free(&dlock, "b").await;
+}
+
+/// A lock that ended before its task could run is not given to it.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_lost_already_is_refused() {
+    let dlock = testing::client();
+    for by_break in [true, false] {
+        let lock = dlock.mutex("a").ttl(Duration::from_secs(30));
+        let guard = lock.lock().await.unwrap();
+        let mut waiting = std::pin::pin!(lock.lock());
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        drop(guard); // the waiter is let in, and is not polled for some time
+        if by_break {
+            dlock.break_lock("a").await.unwrap();
+        } else {
+            dlock.shutdown(Duration::ZERO).await;
+        }
+        let error = waiting.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost);
+        assert_eq!(error.body_status(), BodyStatus::NotRun);
+    }
+}
+
+/// After a downgrade others read under the same lease: the first reader takes it from nobody.
+#[tokio::test(start_paused = true)]
+async fn a_downgraded_lock_keeps_nothing_taken() {
+    let dlock = testing::client();
+    let lock = dlock.rwlock("a");
+    let writer = lock.write().hold_at_least(Duration::from_secs(60)).lock().await.unwrap();
+    let read = lock.read();
+    let mut reading = std::pin::pin!(read.lock());
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(reading.as_mut().poll(&mut cx).is_pending());
+    let first = writer.downgrade();
+    let second = reading.await.unwrap();
+    drop(first);
+    assert_eq!(second.state(), State::Held);
+    drop(second);
+    assert!(lock.write().try_lock().await.unwrap().is_some(), "nothing is kept taken");
 }

@@ -85,6 +85,9 @@ pub(crate) struct Gate {
     lease: Lease,
     /// The earliest deadline that a timer is set for.
     pub(crate) timer_deadline: Moment,
+    /// Whether the wait of some tasks is over, and only the first answer of the backend is
+    /// waited for.
+    pub(crate) awaits_first_answer: bool,
 }
 
 #[derive(Debug)]
@@ -139,6 +142,7 @@ impl Gate {
             holders: ShortQueue::default(),
             lease: Lease::Vacant,
             timer_deadline: Moment::NEVER,
+            awaits_first_answer: false,
         }
     }
 
@@ -164,9 +168,13 @@ impl Gate {
         Some(waiter)
     }
 
-    /// Takes out one task whose wait is over.
-    pub(crate) fn overdue(&mut self, now: Moment) -> Option<Ticket> {
-        let place = self.waitlist.iter().position(|waiter| waiter.deadline <= now)?;
+    /// Takes out one task whose deadline has passed.
+    pub(crate) fn overdue(
+        &mut self,
+        now: Moment,
+        deadline: impl Fn(&Waiter) -> Moment,
+    ) -> Option<Ticket> {
+        let place = self.waitlist.iter().position(|waiter| deadline(waiter) <= now)?;
         self.remove(place).map(|waiter| waiter.ticket)
     }
 
@@ -184,8 +192,8 @@ impl Gate {
         self.remove(place).map(|waiter| waiter.ticket)
     }
 
-    pub(crate) fn earliest_deadline(&self) -> Moment {
-        self.waitlist.iter().map(|waiter| waiter.deadline).min().unwrap_or(Moment::NEVER)
+    pub(crate) fn earliest_deadline(&self, deadline: impl Fn(&Waiter) -> Moment) -> Moment {
+        self.waitlist.iter().map(deadline).min().unwrap_or(Moment::NEVER)
     }
 
     pub(crate) fn waiting(&self) -> usize {

@@ -22,6 +22,11 @@ impl<T: Ord + Copy> Timers<T> {
         self.heap.push(Reverse((at, what)));
     }
 
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.heap.len()
+    }
+
     pub(crate) fn next(&self) -> Moment {
         self.heap.peek().map_or(Moment::NEVER, |Reverse((at, _))| *at)
     }

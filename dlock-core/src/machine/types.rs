@@ -124,6 +124,8 @@ pub enum Refusal {
     Failed(Error),
     /// The outer lock that it was nested in was lost.
     Lost,
+    /// The lock was granted, and lost before its task could run.
+    LostEarly(LossReason),
     /// Too many tasks wait for the key already.
     Overloaded,
     /// The client is shutting down.
@@ -148,6 +150,9 @@ pub enum Outcome {
         /// The moment of the admission.
         since: Moment,
     },
+    /// The task had the lock, and lost it before anybody looked. The ticket is to be
+    /// forgotten.
+    Lost(LossReason),
     /// The task does not get the lock, and the ticket is void.
     Refused(Refusal),
 }

@@ -81,6 +81,10 @@ impl Future for Acquire<'_> {
             Outcome::Admitted { token, handed_over, queued, waited, since } => {
                 Poll::Ready(Ok(Admission { ticket_ref, token, handed_over, queued, waited, since }))
             }
+            Outcome::Lost(reason) => {
+                self.stage = Stage::Waiting(ticket_ref); // so that the ticket is forgotten
+                Poll::Ready(Err(Refusal::LostEarly(reason)))
+            }
             Outcome::Refused(refusal) => Poll::Ready(Err(refusal)),
         }
     }

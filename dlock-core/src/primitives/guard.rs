@@ -194,6 +194,10 @@ impl Guard {
         &self.hold
     }
 
+    pub(crate) fn hold_mut(&mut self) -> &mut Hold {
+        &mut self.hold
+    }
+
     /// The fencing token: higher than that of every earlier holder of this key.
     ///
     /// Readers that hold the lock at the same time may have the same token. A nested

@@ -48,11 +48,10 @@ impl Hold {
 
     /// Keeps the key taken until this moment, however the hold ends. A nested hold
     /// releases nothing, so it keeps nothing taken either.
-    pub(crate) fn taken_until(mut self, moment: Moment) -> Self {
+    pub(crate) fn keep_taken_until(&mut self, moment: Moment) {
         if !self.nested {
             self.taken_until = moment;
         }
-        self
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -95,6 +94,8 @@ impl Hold {
             core.step(shard, |machine, now, actions| machine.downgrade(now, ticket, actions));
         let token = token.and_then(Token::new)?;
         self.mode = Mode::Shared;
+        // Others may read under the same lease from now on: it is not this hold's to keep.
+        self.taken_until = Moment::default();
         Some(token)
     }
 
@@ -119,14 +120,7 @@ impl Hold {
     }
 
     pub(crate) fn lost_error(&self, reason: &LossReason, body: BodyStatus) -> Error {
-        let advice = match body {
-            BodyStatus::NotRun => "nothing was done under it, so it is safe to try again",
-            BodyStatus::Cancelled => {
-                "a write that was under way may or may not have happened; check it by its token before you try again"
-            }
-        };
-        let error = Error::new(ErrorKind::Lost, Operation::Hold).with_key(&self.key);
-        error.with_message(format!("{reason}; {advice}")).with_body_status(body)
+        lost(&self.key, reason, body)
     }
 
     pub(super) async fn release(mut self, how: Release) -> Result<ReleaseOutcome> {
@@ -217,6 +211,18 @@ impl Drop for Hold {
         drop(wakers); // here, where no lock is held
         self.observe_release(held);
     }
+}
+
+/// The error that the lock of a key was lost.
+pub(super) fn lost(key: &Key, reason: &LossReason, body: BodyStatus) -> Error {
+    let advice = match body {
+        BodyStatus::NotRun => "nothing was done under it, so it is safe to try again",
+        BodyStatus::Cancelled => {
+            "a write that was under way may or may not have happened; check it by its token before you try again"
+        }
+    };
+    let error = Error::new(ErrorKind::Lost, Operation::Hold).with_key(key);
+    error.with_message(format!("{reason}; {advice}")).with_body_status(body)
 }
 
 /// A release that keeps the key taken for `rest` at least.

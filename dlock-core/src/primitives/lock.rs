@@ -8,13 +8,13 @@ use std::time::Duration;
 use tracing::Instrument as _;
 
 use super::acquire::{Acquire, Admission};
-use super::hold::Hold;
+use super::hold::{Hold, lost};
 use super::options::{Options, lock_options};
 use crate::claim::{Holder, Mode, Token};
 use crate::client::Handle;
 use crate::clock::Moment;
 use crate::config::MAX_TTL;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{BodyStatus, Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 use crate::machine::{LockRequest, QueueScope, Refusal, Wait};
 use crate::observe::Event;
@@ -110,7 +110,8 @@ impl<G: LockGuard> Lock<G> {
     /// # Errors
     /// `TimedOut` if somebody else still holds the lock when the wait is over; the
     /// message names the holder if it is known. `Unavailable` if the backend could
-    /// not be reached until then. At once: `Invalid`, `Unsupported`, `Overloaded`,
+    /// not be reached until then. `Lost` if the lock was granted, and lost before this
+    /// task could run; nothing was done under it. At once: `Invalid`, `Unsupported`, `Overloaded`,
     /// `WouldDeadlock`, `Denied` and `ShuttingDown`.
     ///
     /// # Cancel safety
@@ -210,9 +211,10 @@ impl<G: LockGuard> Lock<G> {
         match Acquire::new(&self.handle, request).await {
             Ok(Admission { ticket_ref, token, handed_over, queued, waited, since }) => {
                 let handle = self.handle.clone();
-                let at_least = self.options.hold_at_least.unwrap_or_default();
-                let hold = Hold::new(handle, ticket_ref, key.clone(), self.mode, nested)
-                    .taken_until(since + at_least);
+                let mut hold = Hold::new(handle, ticket_ref, key.clone(), self.mode, nested);
+                if let Some(at_least) = self.options.hold_at_least {
+                    hold.keep_taken_until(since + at_least);
+                }
                 let shown = (!self.mode.is_permits()).then_some(token);
                 self.handle.core.observer.emit(&Event::Acquired {
                     key,
@@ -238,7 +240,7 @@ impl<G: LockGuard> Lock<G> {
         format!("the backend does not support {}{hint}", plural(self.mode))
     }
 
-    fn check_hold_at_least(&self, key: &Key) -> Result<()> {
+    pub(super) fn check_hold_at_least(&self, key: &Key) -> Result<()> {
         let Some(duration) = self.options.hold_at_least else { return Ok(()) };
         let (kind, fault) = if duration > MAX_TTL {
             (ErrorKind::Invalid, "hold_at_least is above a day; set it to a day at most")
@@ -272,15 +274,17 @@ impl<G: LockGuard> Lock<G> {
                 .with_message(format!(
                     "{} (it was tried for {})",
                     trouble.detail(),
-                    humantime::format_duration(waited)
+                    humantime::format_duration(waited.max(self.handle.config.attempt()))
                 ))
                 .with_source(trouble)),
             Refusal::TimedOut { holder, trouble: None } => {
                 Ok(Err(error(ErrorKind::TimedOut).with_message(held_by(holder, waited))))
             }
             Refusal::Failed(failure) => Err(failure.with_key(key)),
+            Refusal::LostEarly(reason) => Err(lost(key, &reason, BodyStatus::NotRun)),
             Refusal::Lost => {
-                Err(error(ErrorKind::Lost).with_message("the lock that this one is nested in was lost; stop, and start again from the outer lock"))
+                // The body of the outer lock had begun.
+                Err(error(ErrorKind::Lost).with_body_status(BodyStatus::Cancelled).with_message("the lock that this one is nested in was lost; stop, and start again from the outer lock"))
             }
             Refusal::Overloaded => Err(error(ErrorKind::Overloaded).with_message(format!(
                 "{} tasks of this process already wait for this key; accept fewer requests, or raise max_waiters",

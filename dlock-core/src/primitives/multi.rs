@@ -4,7 +4,8 @@
 //! want the same keys in another order never wait for each other in a circle.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use super::options::{Options, lock_options};
 use crate::claim::{LossReason, Mode, ReleaseOutcome, Token};
 use crate::client::Handle;
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::error::{BodyStatus, Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 use crate::primitives::guard::{Guard, State};
 use crate::primitives::reentry::{self, Frame, Inside};
@@ -75,15 +76,17 @@ impl MultiLock {
     ///
     /// # Errors
     /// As [`Lock::lock`], for the first key that could not be acquired; the keys
-    /// acquired before it are released.
+    /// acquired before it are released. `Lost` if one of them is lost while the next
+    /// ones are waited for.
     ///
     /// # Cancel safety
     /// Dropping the future leaves neither a lock nor a place in a queue.
     pub async fn lock(&self) -> Result<MultiGuard> {
         let mut in_order = self.in_order()?;
         let mut guards = Vec::new();
-        while let Some(guard) = in_order.next().await? {
-            guards.push(guard); // on failure the guards are dropped, and so released
+        // On failure the guards are dropped, and so released.
+        while let Some(guard) = while_held(&guards, in_order.next()).await? {
+            guards.push(guard);
         }
         Ok(self.held(guards))
     }
@@ -108,7 +111,9 @@ impl MultiLock {
     pub async fn try_lock(&self) -> Result<Option<MultiGuard>> {
         let mut guards = Vec::new();
         for lock in self.locks()? {
-            let Some(guard) = lock.try_lock().await? else { return Ok(None) };
+            let Some(guard) = while_held(&guards, lock.try_lock()).await? else {
+                return Ok(None);
+            };
             guards.push(guard);
         }
         Ok(Some(self.held(guards)))
@@ -123,12 +128,17 @@ impl MultiLock {
         Ok(InOrder { locks: Box::new(self.locks()?), until })
     }
 
-    /// The guard of the keys of these guards. `max_hold` counts from now on.
+    /// The guard of the keys of these guards. `max_hold` and `hold_at_least` count from
+    /// now on.
     #[doc(hidden)]
     pub fn held(&self, mut guards: Vec<Guard>) -> MultiGuard {
         guards.sort_by(|one, other| one.key().cmp(other.key()));
         if let Some(hold) = self.options.max_hold {
             guards.iter().for_each(|guard| guard.hold().limit(hold));
+        }
+        if let Some(at_least) = self.options.hold_at_least {
+            let until = self.handle.core.now() + at_least;
+            guards.iter_mut().for_each(|guard| guard.hold_mut().keep_taken_until(until));
         }
         MultiGuard { guards }
     }
@@ -139,13 +149,38 @@ impl MultiLock {
         let keys = keys?;
         reentry::in_order(handle.client(), &keys)?;
         options.check(&keys[0])?;
-        Ok(keys.into_iter().map(move |key| {
+        let lock_of = move |key| {
             let mut lock = Lock::new(handle.clone(), Ok(key), Mode::Exclusive);
             lock.options = options.clone();
-            lock.options.max_hold = None; // it counts from when all keys are held
+            lock
+        };
+        lock_of(keys[0].clone()).check_hold_at_least(&keys[0])?;
+        Ok(keys.into_iter().map(move |key| {
+            let mut lock = lock_of(key);
+            // Both count from when all keys are held.
+            lock.options.max_hold = None;
+            lock.options.hold_at_least = None;
             lock
         }))
     }
+}
+
+/// Acquires the next key for as long as those before it are held.
+async fn while_held<T>(guards: &[Guard], next: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut watches: Vec<_> = guards.iter().map(|guard| Watch::new(guard.hold())).collect();
+    let mut next = pin!(next);
+    poll_fn(|cx| {
+        let acquired = next.as_mut().poll(cx);
+        // Also when the next one is there: the keys are held together or not at all.
+        for (guard, watch) in guards.iter().zip(&mut watches) {
+            if let Poll::Ready(reason) = watch.poll(cx) {
+                let lost = guard.hold().lost_error(&reason, BodyStatus::NotRun);
+                return Poll::Ready(Err(lost));
+            }
+        }
+        acquired
+    })
+    .await
 }
 
 impl fmt::Debug for MultiLock {
@@ -233,7 +268,7 @@ impl MultiGuard {
     pub async fn lost(&self) -> (&Key, LossReason) {
         let mut watches: Vec<_> =
             self.guards.iter().map(|guard| (guard.key(), Watch::new(guard.hold()))).collect();
-        std::future::poll_fn(|cx| {
+        poll_fn(|cx| {
             for (key, watch) in &mut watches {
                 if let Poll::Ready(reason) = watch.poll(cx) {
                     return Poll::Ready((*key, reason));

@@ -61,7 +61,8 @@ macro_rules! lock_options {
         /// even if the guard is released or dropped earlier: for jobs that must not
         /// run again too soon. It needs an exclusive lock or permits and takes at most
         /// [a day](crate::MAX_TTL). A nested guard follows the outermost guard of its
-        /// key.
+        /// key; a guard that is downgraded keeps nothing taken. Of several keys it counts
+        /// from when all of them are held.
         pub fn hold_at_least(mut self, duration: Duration) -> Self {
             self.options.set_hold_at_least(duration);
             self

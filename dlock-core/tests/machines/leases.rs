@@ -1,7 +1,7 @@
 //! The claims of a process at the backend: from when a lease counts, how it is renewed,
 //! released, broken and asked for again.
 
-use dlock::backend::{Answer, Notice, Owner, Release, RenewOutcome, Request};
+use dlock::backend::{Answer, Moment, Notice, Owner, Release, RenewOutcome, Request};
 use dlock::machine::{CallId, LeaseStatus, Ticket};
 use dlock::{LossReason, Operation, ReleaseOutcome};
 
@@ -218,4 +218,18 @@ fn a_store_that_was_found_again_is_asked_at_once() {
     process.step(|machine, actions| machine.ask_again(at(10), actions));
     let (_, again) = process.acquire();
     assert_eq!(again.owner, first.owner, "its place in the queue is kept if there is one");
+}
+
+/// A hand-over that claims to come from the future counts from now.
+#[test]
+fn a_hand_over_from_the_future_counts_from_now() {
+    let (mut process, ticket, call, claim) = Process::acquiring(at(0));
+    process.queued(at(1), call);
+    process.handed_over(at(10), claim.owner, 1, Moment::from_nanos(u64::MAX - 1));
+    assert!(process.is_admitted(ticket));
+    process.calls.clear();
+    let LeaseStatus::Held { until, .. } = process.machine.status(at(10), ticket) else {
+        panic!("it is held");
+    };
+    assert!(until <= at(10) + claim.ttl, "{until:?}");
 }

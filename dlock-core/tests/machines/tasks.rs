@@ -180,3 +180,46 @@ fn nobody_enters_a_revoked_lock() {
     let refused = process.request(at(2), "k", mode, Wait::Try, scope);
     assert!(matches!(refused, Err(Refusal::Lost)), "{refused:?}");
 }
+
+/// The first answer is waited for as long as by a task that tries once, however short the
+/// wait is; after it the wait counts.
+#[test]
+fn a_short_wait_is_not_worse_than_none() {
+    let short = Wait::For(ms(5));
+    let mut process = Process::new();
+    let first = process.enqueue_with(at(0), Mode::Exclusive, short, QueueScope::Shared);
+    let second = process.enqueue_with(at(0), Mode::Exclusive, short, QueueScope::Shared);
+    process.tick(at(6));
+    assert!(process.waits(first) && process.waits(second), "nothing was answered yet");
+    let (call, _) = process.acquire();
+    process.granted(at(20), call, 1, 8);
+    assert!(process.is_admitted(first));
+    let Outcome::Refused(Refusal::TimedOut { holder: Some(_), trouble: None }) =
+        process.machine.outcome(second)
+    else {
+        panic!("it is behind the first, and its wait is over");
+    };
+
+    let mut process = Process::new();
+    let ticket = process.enqueue_with(at(0), Mode::Exclusive, short, QueueScope::Shared);
+    process.tick(at(6));
+    let (call, _) = process.acquire();
+    process.queued(at(20), call);
+    let Outcome::Refused(Refusal::TimedOut { holder: Some(_), trouble: None }) =
+        process.machine.outcome(ticket)
+    else {
+        panic!("somebody else holds it, and the wait is over");
+    };
+
+    let mut process = Process::new();
+    let ticket = process.enqueue_with(at(0), Mode::Exclusive, short, QueueScope::Shared);
+    process.tick(at(6));
+    process.tick(at(999));
+    assert!(process.waits(ticket));
+    process.tick(at(1_000));
+    let Outcome::Refused(Refusal::TimedOut { trouble: Some(_), .. }) =
+        process.machine.outcome(ticket)
+    else {
+        panic!("nothing was answered in the time of an attempt");
+    };
+}

@@ -13,7 +13,9 @@ use crate::key::Key;
 use crate::machine::coverage::Transition;
 use crate::machine::gate::{Gate, Step, View};
 use crate::machine::keeper::{ClaimEvent, ClaimRequest};
-use crate::machine::types::{Action, Actions, ClaimId, GateId, LockRequest, Refusal, Ticket};
+use crate::machine::types::{
+    Action, Actions, ClaimId, GateId, LockRequest, Refusal, Ticket, Waiter,
+};
 
 /// A gate, its key and its kind.
 pub(super) struct GateEntry {
@@ -127,7 +129,8 @@ impl<W> Engine<W> {
     pub(super) fn set_timer(&mut self, id: GateId, deadline: Moment) {
         if let Some(gate_entry) = self.gates.get_mut(id)
             && deadline < gate_entry.gate.timer_deadline
-            && gate_entry.gate.earliest_deadline() < Moment::NEVER
+            && gate_entry.gate.waiting() > 0
+            && deadline < Moment::NEVER
         {
             gate_entry.gate.timer_deadline = deadline;
             self.waits.set(deadline, id);
@@ -145,16 +148,41 @@ impl<W> Engine<W> {
             return;
         };
         gate_entry.gate.timer_deadline = Moment::NEVER;
+        // The first answer is waited for as long as by a task that tries once: a short wait
+        // must not be worse than none.
+        let first_answer = gate_entry.gate.is_unanswered().then_some(self.limits.attempt);
+        self.refuse_overdue(now, id, first_answer, out);
+    }
+
+    /// Refuses the tasks whose wait is over; `first_answer` is the time that each of them
+    /// has at least.
+    fn refuse_overdue(
+        &mut self,
+        now: Moment,
+        id: GateId,
+        first_answer: Option<Duration>,
+        out: &mut Actions,
+    ) {
+        let Some(GateEntry { gate, .. }) = self.gates.get_mut(id) else { return };
+        let tickets = &self.tickets;
+        let deadline = |waiter: &Waiter| match (first_answer, tickets.get(waiter.ticket)) {
+            (Some(time), Some(entry)) => waiter.deadline.max(entry.since + time),
+            _ => waiter.deadline,
+        };
+        let mut overdue = Vec::new();
+        while let Some(ticket) = gate.overdue(now, deadline) {
+            overdue.push(ticket);
+        }
+        let next = gate.earliest_deadline(deadline);
+        gate.awaits_first_answer = gate.earliest_deadline(|waiter| waiter.deadline) <= now;
+        let gate_entry = &self.gates[id];
         let trouble =
             gate_entry.trouble().or_else(|| gate_entry.gate.is_unanswered().then(no_answer_yet));
         let holder = self.in_the_way(id);
-        while let Some(ticket) =
-            self.gates.get_mut(id).and_then(|gate_entry| gate_entry.gate.overdue(now))
-        {
+        for ticket in overdue {
             let refusal = Refusal::TimedOut { holder: holder.clone(), trouble: trouble.clone() };
             self.refuse(id, ticket, refusal, out);
         }
-        let next = self.gates[id].gate.earliest_deadline();
         self.set_timer(id, next);
         self.settle(now, id, &mut None, out);
     }
@@ -220,6 +248,9 @@ impl<W> Engine<W> {
             ClaimEvent::Released { .. } => {}
         }
         self.settle(now, id, &mut None, out);
+        if self.gates.get(id).is_some_and(|gate_entry| gate_entry.gate.awaits_first_answer) {
+            self.refuse_overdue(now, id, None, out);
+        }
     }
 
     pub(super) fn lost(
@@ -241,10 +272,10 @@ impl<W> Engine<W> {
             let Some(entry) = self.tickets.get_mut(ticket) else { continue };
             let inside = [entry.nested.take(), Some(entry.gate).filter(|gate| *gate != id)];
             match &mut entry.phase {
-                Phase::Admitted { token, revoked, .. } => {
+                Phase::Admitted { revoked, .. } => {
                     told |= revoked.is_none(); // else it was told before
                     let reason = revoked.take().map_or_else(|| reason.clone(), |revoked| *revoked);
-                    entry.phase = Phase::Lost { token: *token, reason };
+                    entry.phase = Phase::Lost(reason);
                     out.push(Action::Wake(ticket));
                 }
                 Phase::Releasing => told |= reason != LossReason::Released,
@@ -409,11 +440,7 @@ impl<W> Engine<W> {
         entry.phase = Phase::Admitted { claim, token, handed_over, queued, asked, revoked: None };
         out.push(Action::Wake(ticket));
         let ends = entry.ends();
-        if ends < Moment::NEVER {
-            self.holds.set(ends, ticket);
-            let tickets = &self.tickets;
-            self.holds.tidy(tickets.len(), |_, ticket| tickets.contains_key(ticket));
-        }
+        self.set_end(ends, ticket);
         if let Some(gate_entry) = root.and_then(|root| self.gates.get_mut(root)) {
             gate_entry.gate.add_nested_holder(ticket);
         }

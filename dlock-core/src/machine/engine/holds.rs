@@ -179,6 +179,80 @@ impl<W> Engine<W> {
     pub fn limit_hold(&mut self, now: Moment, ticket: Ticket, hold: Duration) {
         let Some(entry) = self.tickets.get_mut(ticket) else { return };
         entry.max_hold = NonZeroU64::new(nanos(now.since(entry.since).saturating_add(hold)));
-        self.holds.set(entry.ends(), ticket);
+        let ends = entry.ends();
+        self.set_end(ends, ticket);
+    }
+
+    /// Sets the timer of a hold that ends at this moment.
+    pub(super) fn set_end(&mut self, ends: Moment, ticket: Ticket) {
+        if ends == Moment::NEVER {
+            return;
+        }
+        self.holds.set(ends, ticket);
+        let tickets = &self.tickets;
+        self.holds.tidy(tickets.len(), |at, ticket| {
+            tickets.get(ticket).is_some_and(|entry| entry.ends() == at)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::claim::{AcquireOutcome, Answer, Grant, Holder, Request};
+    use crate::key::Key;
+    use crate::machine::types::{HandoverLimits, Limits, LockRequest, QueueScope, Wait};
+    use crate::planted_bug::PlantedBug;
+
+    /// A limit that is set again for each hold, as several keys do, leaves no timers behind.
+    #[test]
+    fn limits_of_holds_that_are_over_are_forgotten() {
+        let handover = HandoverLimits { count: 64, time: hour(), extend_after: 9 };
+        let limits = Limits { handover, waiters: 10, attempt: hour() };
+        let mut engine: Engine<()> = Engine::new(limits, [0; 32], PlantedBug::default());
+        let (name, host) = ("client".into(), "here".into());
+        let holder = Arc::new(Holder { client: 1, name, host, pid: 1, tags: Vec::new() });
+        let key = Key::new("a").unwrap();
+        for n in 0..10_000 {
+            let now = Moment::from_nanos(n * 1_000);
+            let request = LockRequest {
+                key: &key,
+                mode: Mode::Exclusive,
+                ttl: hour(),
+                wait: Wait::Try,
+                scope: QueueScope::Shared,
+                max_hold: None,
+                holder: holder.clone(),
+            };
+            let mut out = Actions::new();
+            let ticket = engine.enqueue(now, request, (), &mut out).unwrap();
+            answer(&mut engine, now, n, &mut out);
+            engine.limit_hold(now, ticket, hour());
+            engine.forget(now, ticket, &mut out);
+            answer(&mut engine, now, n, &mut out);
+        }
+        assert!(engine.holds.len() < 200, "{} timers", engine.holds.len());
+    }
+
+    fn hour() -> Duration {
+        Duration::from_secs(3_600)
+    }
+
+    /// Grants every acquire, and answers every release.
+    fn answer(engine: &mut Engine<()>, now: Moment, n: u64, out: &mut Actions) {
+        for action in std::mem::take(out) {
+            let Action::Call(call, request) = action else { continue };
+            let answer = match request {
+                Request::Acquire(_) => {
+                    let grant = Grant { first: n + 1, count: 1 };
+                    Answer::Acquire(Ok(AcquireOutcome::Granted(grant)))
+                }
+                Request::Release(..) => Answer::Release(Ok(ReleaseOutcome::Released)),
+                Request::Renew(_) => continue,
+            };
+            engine.reply(now, call, answer, out);
+        }
     }
 }

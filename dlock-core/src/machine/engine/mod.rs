@@ -72,10 +72,7 @@ enum Phase {
         asked: Moment,
         revoked: Option<Box<LossReason>>,
     },
-    Lost {
-        token: u64,
-        reason: LossReason,
-    },
+    Lost(LossReason),
     Releasing,
     Released(Result<ReleaseOutcome>),
 }
@@ -219,6 +216,9 @@ impl<W> Engine<W> {
                 self.tickets.remove(ticket);
                 Outcome::Refused(refusal)
             }
+            Phase::Admitted { revoked: Some(reason), .. } => {
+                Outcome::Lost(LossReason::clone(reason))
+            }
             Phase::Admitted { token, handed_over, queued, asked, .. } => Outcome::Admitted {
                 token: *token,
                 handed_over: *handed_over,
@@ -226,14 +226,7 @@ impl<W> Engine<W> {
                 waited: entry.since.since(*asked),
                 since: entry.since,
             },
-            // Lost before anybody looked: the guard will say so.
-            Phase::Lost { token, .. } => Outcome::Admitted {
-                token: *token,
-                handed_over: false,
-                queued: false,
-                waited: Duration::ZERO,
-                since: entry.since,
-            },
+            Phase::Lost(reason) => Outcome::Lost(reason.clone()),
             Phase::Releasing | Phase::Released(_) => Outcome::Waiting,
         }
     }
@@ -247,7 +240,7 @@ impl<W> Engine<W> {
             Phase::Admitted { revoked: Some(reason), .. } => {
                 LeaseStatus::Lost(LossReason::clone(reason))
             }
-            Phase::Lost { reason, .. } => LeaseStatus::Lost(reason.clone()),
+            Phase::Lost(reason) => LeaseStatus::Lost(reason.clone()),
             Phase::Admitted { claim, .. } => {
                 let (deadline, certain) =
                     self.keeper.status(*claim).unwrap_or((Moment::default(), false));
@@ -400,7 +393,7 @@ impl<W> Engine<W> {
     /// How many tickets are admitted, whether or not anybody has looked yet.
     pub fn admitted(&self) -> usize {
         let admitted = |entry: &&TicketEntry<W>| {
-            matches!(entry.phase, Phase::Admitted { .. } | Phase::Lost { .. })
+            matches!(entry.phase, Phase::Admitted { .. } | Phase::Lost(_))
         };
         self.tickets.values().filter(admitted).count()
     }

@@ -35,9 +35,10 @@ pub(super) struct Validity {
 }
 
 impl Validity {
-    /// The validity of a lease whose request was sent at `sent`.
+    /// The validity of a lease whose request was sent at `sent`, as an answer or a notice
+    /// says: it is never taken to be in the future.
     pub(super) fn sent(now: Moment, sent: Moment, term: Duration) -> Self {
-        Validity { since: sent, term, earliest_renewal: now }
+        Validity { since: sent.min(now), term, earliest_renewal: now }
     }
 
     /// The validity of what a session holds. An answer may be about an old keep-alive, so

@@ -142,6 +142,10 @@ impl Simulation {
             TaskState::Waiting => match machine.outcome(ticket) {
                 Outcome::Waiting => {}
                 Outcome::Refused(refusal) => self.refused(run, &refusal),
+                Outcome::Lost(reason) => {
+                    self.log(|| format!("{run:?} lost it before it ran: {reason:?}"));
+                    self.drop_ticket(run);
+                }
                 Outcome::Admitted { token, handed_over, .. } => {
                     self.admitted(run, key, mode, token, handed_over);
                 }
