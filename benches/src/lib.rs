@@ -23,8 +23,7 @@ pub mod processes;
 pub mod seller;
 pub mod server;
 pub mod spread;
-mod sql_peer;
-mod sql_stock;
+mod sql;
 mod usage_error;
 pub mod workload;
 

@@ -8,7 +8,7 @@ use rand::RngExt as _;
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
 
-use crate::sql_peer::{Pool, RowLock};
+use crate::sql::{Pool, RowLock};
 use crate::{server, usage_error};
 
 /// Another way to lock, to compare dlock with.
@@ -88,11 +88,29 @@ pub struct LockClient {
 }
 
 enum Implementation {
-    Dlock { dlock: Dlock, locks: Locks },
-    Rslock { manager: rslock::LockManager, keys: Vec<String>, pings: MultiplexedConnection },
-    Raw { connection: MultiplexedConnection, keys: Vec<String>, release: redis::Script },
-    Insert { pool: Pool, keys: Vec<String> },
-    Row { pool: Pool, keys: Vec<String> },
+    Dlock {
+        dlock: Dlock,
+        locks: Locks,
+    },
+    #[cfg(feature = "peers")]
+    Rslock {
+        manager: rslock::LockManager,
+        keys: Vec<String>,
+        pings: MultiplexedConnection,
+    },
+    Raw {
+        connection: MultiplexedConnection,
+        keys: Vec<String>,
+        release: redis::Script,
+    },
+    Insert {
+        pool: Pool,
+        keys: Vec<String>,
+    },
+    Row {
+        pool: Pool,
+        keys: Vec<String>,
+    },
 }
 
 /// The locks of dlock, one for each key.
@@ -130,6 +148,7 @@ impl std::fmt::Debug for Implementation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Implementation::Dlock { .. } => "Dlock",
+            #[cfg(feature = "peers")]
             Implementation::Rslock { .. } => "Rslock",
             Implementation::Raw { .. } => "Raw",
             Implementation::Insert { .. } => "Insert",
@@ -146,6 +165,7 @@ pub enum HeldLock {
     /// A permit of a semaphore of dlock, and how many it has.
     Permit(Permits, u32),
     /// A lock of rslock.
+    #[cfg(feature = "peers")]
     Rslock(Box<rslock::Lock>),
     /// A lock written by hand: the random value of its holder.
     Raw(u128),
@@ -160,11 +180,7 @@ impl HeldLock {
     pub fn token(&self) -> u64 {
         match self {
             HeldLock::Dlock(guard) => guard.token().get(),
-            HeldLock::Permit(..)
-            | HeldLock::Rslock(_)
-            | HeldLock::Raw(_)
-            | HeldLock::Insert
-            | HeldLock::Row(_) => 0,
+            _ => 0,
         }
     }
 
@@ -173,9 +189,7 @@ impl HeldLock {
         match self {
             HeldLock::Dlock(guard) => guard.mode(),
             HeldLock::Permit(permit, of) => Mode::Permits { count: permit.count(), of: *of },
-            HeldLock::Rslock(_) | HeldLock::Raw(_) | HeldLock::Insert | HeldLock::Row(_) => {
-                Mode::Exclusive
-            }
+            _ => Mode::Exclusive,
         }
     }
 }
@@ -203,6 +217,13 @@ impl LockClient {
                 let dlock = Dlock::builder().config(config).connect().await?;
                 Implementation::Dlock { locks: Locks::new(&dlock, locks, keys), dlock }
             }
+            #[cfg(not(feature = "peers"))]
+            Some(Peer::Rslock) => {
+                return Err(usage_error(
+                    "this build has no rslock; build it with --features peers",
+                ));
+            }
+            #[cfg(feature = "peers")]
             Some(Peer::Rslock) => {
                 server::check_reachable(config).await?;
                 let (clients, keys) = if server::is_quorum(config) {
@@ -255,6 +276,7 @@ impl LockClient {
                     HeldLock::Permit(permits[key].lock().await?, *of)
                 }
             },
+            #[cfg(feature = "peers")]
             Implementation::Rslock { manager, keys, .. } => {
                 let acquiring = manager.acquire_no_guard(keys[key].as_str(), self.ttl);
                 HeldLock::Rslock(Box::new(Box::pin(acquiring).await?))
@@ -294,6 +316,7 @@ impl LockClient {
         match (&self.implementation, held) {
             (_, HeldLock::Dlock(guard)) => release_guard(guard).await?,
             (_, HeldLock::Permit(permit, _)) => check_released(permit.release().await?)?,
+            #[cfg(feature = "peers")]
             (_, HeldLock::Rslock(lock)) => Box::pin(lock.release()).await,
             (Implementation::Raw { connection, keys, release }, HeldLock::Raw(value)) => {
                 let mut connection = connection.clone();
@@ -326,13 +349,9 @@ impl LockClient {
                     Some(problem) => Err(problem.into()),
                 }
             }
-            Implementation::Rslock { pings: connection, .. }
-            | Implementation::Raw { connection, .. } => {
-                let began = std::time::Instant::now();
-                let mut connection = connection.clone();
-                let _: String = redis::cmd("PING").query_async(&mut connection).await?;
-                Ok(began.elapsed())
-            }
+            #[cfg(feature = "peers")]
+            Implementation::Rslock { pings, .. } => ping(pings).await,
+            Implementation::Raw { connection, .. } => ping(connection).await,
             Implementation::Insert { pool, .. } | Implementation::Row { pool, .. } => {
                 pool.ping().await
             }
@@ -348,9 +367,15 @@ impl LockClient {
             Implementation::Insert { pool, keys } | Implementation::Row { pool, keys } => {
                 pool.clean_up(keys).await;
             }
-            Implementation::Rslock { .. } | Implementation::Raw { .. } => {}
+            _ => {}
         }
     }
+}
+
+async fn ping(connection: &MultiplexedConnection) -> Result<Duration> {
+    let began = std::time::Instant::now();
+    let _: String = redis::cmd("PING").query_async(&mut connection.clone()).await?;
+    Ok(began.elapsed())
 }
 
 fn names(key_prefix: &str, keys: usize) -> Vec<String> {

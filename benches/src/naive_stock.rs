@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 
 use crate::expiry_guard::EXPIRY;
 use crate::server;
-use crate::sql_stock::SqlStock;
+use crate::sql::SqlStock;
 
 /// The number of units in each segment, kept in the same store as the locks.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ use clap::Args;
 use dlock::Key;
 use serde::Serialize;
 
+use crate::key_view::InStore;
 use crate::{Common, output};
 
 /// Take a lock away from its holder
@@ -36,6 +37,7 @@ impl Break {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
         let key = Key::new(&self.key)?;
         let dlock = common.connect().await?;
+        let store = dlock.store();
         if !self.yes {
             let holders = dlock.inspect(&key).await?.holders;
             if !holders.is_empty() && !std::io::stdin().is_terminal() {
@@ -46,7 +48,7 @@ impl Break {
                 );
             }
             for it in &holders {
-                output::warn(format!("`{}` is held by {}", self.key, it.holder));
+                output::warn(format!("`{}` is held by {} in {store}", self.key, it.holder));
             }
             if !holders.is_empty() && !confirmed()? {
                 output::warn(format!("`{}` was not broken", self.key));
@@ -55,12 +57,18 @@ impl Break {
         }
         let holders = dlock.break_lock(&key).await?;
         match (common.json, holders) {
-            (true, _) => output::print_json(&Broken { key: &self.key, holders })?,
-            (false, 0) => output::print(format!("nobody holds `{}`", self.key)),
-            (false, 1) => output::print(format!("`{}` was taken away from its holder", self.key)),
-            (false, _) => {
-                output::print(format!("`{}` was taken away from {holders} holders", self.key))
+            (true, _) => {
+                let value = Broken { key: &self.key, holders };
+                output::print_json(&InStore { store: &store.into(), value })?;
             }
+            (false, 0) => output::print(format!("nobody holds `{}` in {store}", self.key)),
+            (false, 1) => {
+                output::print(format!("`{}` was taken away from its holder in {store}", self.key))
+            }
+            (false, _) => output::print(format!(
+                "`{}` was taken away from {holders} holders in {store}",
+                self.key
+            )),
         }
         Ok(0)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use dlock::backend::{Cursor, KeyState};
-use dlock::{Dlock, Holder, Key, Mode};
+use dlock::{Dlock, ErrorKind, Holder, Key, Mode, Store};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
@@ -13,6 +13,28 @@ use crate::output::{self, short};
 
 /// How many keys are inspected at the same time.
 const CONCURRENT_INSPECTS: usize = 32;
+
+/// The store that the answer is about, as `--json` prints it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct StoreView {
+    store: String,
+    namespace: String,
+}
+
+/// Something beside the store that it is in.
+#[derive(Debug, Serialize)]
+pub(crate) struct InStore<'a, T> {
+    #[serde(flatten)]
+    pub(crate) store: &'a StoreView,
+    #[serde(flatten)]
+    pub(crate) value: T,
+}
+
+impl From<Store> for StoreView {
+    fn from(Store { address, namespace, .. }: Store) -> Self {
+        StoreView { store: address, namespace }
+    }
+}
 
 /// A key as `--json` prints it.
 #[derive(Debug, Serialize)]
@@ -22,6 +44,9 @@ pub(crate) struct KeyView {
     pub(crate) waiters: Vec<WaiterView>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) broken_by: Option<String>,
+    /// Why the key cannot be read; the other keys can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -95,11 +120,22 @@ impl KeyView {
             holders: state.holders.into_iter().map(holder).collect(),
             waiters: state.waiters.into_iter().map(waiter).collect(),
             broken_by: state.broken_by,
+            problem: None,
         }
     }
 
-    fn is_in_use(&self) -> bool {
-        !self.holders.is_empty() || !self.waiters.is_empty()
+    fn unreadable(key: &Key, error: &dlock::Error) -> Self {
+        KeyView {
+            key: key.as_str().to_owned(),
+            holders: Vec::new(),
+            waiters: Vec::new(),
+            broken_by: None,
+            problem: Some(error.to_string()),
+        }
+    }
+
+    fn is_worth_showing(&self) -> bool {
+        !self.holders.is_empty() || !self.waiters.is_empty() || self.problem.is_some()
     }
 }
 
@@ -118,16 +154,27 @@ pub(crate) async fn keys_in_use(dlock: &Dlock, prefix: &str) -> Result<Vec<KeyVi
         for key in left.by_ref().take(CONCURRENT_INSPECTS - inspecting.len()) {
             let dlock = dlock.clone();
             inspecting.spawn(async move {
-                let state = dlock.inspect(&key).await?;
-                Ok::<_, dlock::Error>(KeyView::new(&key, state))
+                match dlock.inspect(&key).await {
+                    Ok(state) => Ok(KeyView::new(&key, state)),
+                    Err(error) if is_of_the_store(&error) => Err(error),
+                    Err(error) => Ok(KeyView::unreadable(&key, &error)),
+                }
             });
         }
         let Some(inspected) = inspecting.join_next().await else { break };
         views.push(inspected??);
     }
-    views.retain(KeyView::is_in_use);
+    views.retain(KeyView::is_worth_showing);
     views.sort_unstable_by(|a, b| a.key.cmp(&b.key));
     Ok(views)
+}
+
+/// Whether the next key would fail in the same way.
+fn is_of_the_store(error: &dlock::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Denied | ErrorKind::Unsupported
+    )
 }
 
 /// A table of the keys.
@@ -137,8 +184,8 @@ pub(crate) fn table(keys: &[KeyView]) -> String {
     let mut table = output::table(&headers, &numbers);
     for key in keys {
         let waiting = key.waiters.len().to_string();
-        let none = [const { String::new() }; 4];
-        let first = key.holders.first().map_or(&none, |holder| &holder.columns);
+        let unheld = [key.problem.clone().unwrap_or_default(), "".into(), "".into(), "".into()];
+        let first = key.holders.first().map_or(&unheld, |holder| &holder.columns);
         let [who, token, held_for, expires_in] = first;
         table.add_row([&key.key, who, token, held_for, expires_in, &waiting]);
         for holder in key.holders.iter().skip(1) {

@@ -3,8 +3,9 @@
 use anyhow::Result;
 use clap::Args;
 
+use crate::Common;
+use crate::key_view::{self, InStore};
 use crate::output::{self, DIM, styled};
-use crate::{Common, key_view};
 
 /// List the keys that are held or waited for
 #[derive(Debug, Args)]
@@ -24,12 +25,20 @@ impl Ls {
         let dlock = common.connect().await?;
         let keys = key_view::keys_in_use(&dlock, &self.prefix).await?;
         if common.json {
-            return keys.iter().try_for_each(output::print_json);
+            let store = &dlock.store().into();
+            let mut lines = keys.iter().map(|value| InStore { store, value });
+            return lines.try_for_each(|line| output::print_json(&line));
         }
         if keys.is_empty() {
-            output::print(styled(DIM, "no key is held or waited for"));
+            let which = match self.prefix.as_str() {
+                "" => "no key".to_owned(),
+                prefix => format!("no key that starts with `{prefix}`"),
+            };
+            let store = dlock.store();
+            output::print(styled(DIM, format!("{which} is held or waited for in {store}")));
             return Ok(());
         }
+        output::print(styled(DIM, dlock.store()));
         output::print(key_view::table(&keys));
         Ok(())
     }

@@ -27,16 +27,17 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use dlock::{Config, Dlock};
 use dlock_bench::spread::Spread;
+use dlock_bench::usage_error;
 
 const EXAMPLES: &str = "\
 Examples:
   dlock sale
-  dlock run nightly-report -- ./report.sh
   dlock run --url redis://localhost nightly-report -- ./report.sh
+  dlock run --local nightly-report -- ./report.sh
   dlock ls --url redis://localhost order:
   dlock bench lock --url redis://localhost --tasks 500";
 
-/// The store when none is given: a file of the user's own, made when it is first used.
+/// The store of `--local`: a file of the user's own, made when it is first used.
 const LOCAL_URL: &str = "sqlite://?migrate=true";
 
 /// Use and inspect distributed locks from the command line
@@ -60,10 +61,12 @@ struct Arguments {
 struct Common {
     /// Where the locks are kept: sqlite:///path, redis://host:port, rediss://, redis+unix:///path,
     /// redis+sentinel://, redis+cluster://, redlock://, postgres://, mysql://, zookeeper://, etcd://, consul://, memory://; for an inventory also
-    /// several servers, redis://a,b,c, and the number of its homes, ?homes=6 [default: sqlite://, a file in your state directory,
-    /// for the processes of this machine; sale and bench: memory://]
-    #[arg(long, global = true, env = "DLOCK_URL", hide_env_values = true)]
+    /// several servers, redis://a,b,c, and the number of its homes, ?homes=6 [default: DLOCK_URL; sale and bench: memory://]
+    #[arg(long, global = true)]
     url: Option<String>,
+    /// Keep the locks in a file of yours, for your processes on this machine; another machine or user does not see them
+    #[arg(long, global = true, conflicts_with = "url")]
+    local: bool,
     /// The namespace, which keeps the keys of applications apart [default: default]
     #[arg(long, global = true, env = "DLOCK_NAMESPACE")]
     namespace: Option<String>,
@@ -93,9 +96,26 @@ enum Command {
 }
 
 impl Common {
+    /// Finds out which store is meant. There is no default: a command that does not know the
+    /// store must not run a program twice, nor say that a lock is free.
+    fn with_store(mut self) -> Self {
+        self.url = match self.local {
+            true => Some(LOCAL_URL.to_owned()),
+            false => self.url.or_else(|| std::env::var("DLOCK_URL").ok()),
+        };
+        self
+    }
+
     /// The configuration: the `DLOCK_` variables, overridden by the command line.
     fn config(&self) -> Result<Config> {
-        let url = &self.url.clone().unwrap_or_else(|| LOCAL_URL.to_owned());
+        let Some(url) = &self.url else {
+            return Err(usage_error(
+                "no store is named, and none is assumed; give --url redis://host:port or set DLOCK_URL, or give --local for the processes of this machine",
+            ));
+        };
+        if self.local && !cfg!(feature = "sqlite") {
+            return Err(usage_error("--local is not in this build; build with --features sqlite"));
+        }
         Config::from_url(url)?; // an error here should not name a variable
         let given = [("DLOCK_URL", Some(url)), ("DLOCK_NAMESPACE", self.namespace.as_ref())];
         let given = given.into_iter().filter_map(|(name, value)| Some((name, value?.clone())));
@@ -171,6 +191,7 @@ impl Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let Arguments { common, command } = Arguments::parse();
+    let common = common.with_store();
     let done = command.run(&common).await.and_then(|status| match output::write_error() {
         Some(error) => Err(anyhow::Error::new(error).context("the output cannot be written")),
         None => Ok(status),

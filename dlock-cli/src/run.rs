@@ -50,7 +50,8 @@ reached, 126 if the program cannot be run, 127 if it is not found, 128 + n if si
 ended it.
 
 Examples:
-  dlock run nightly-report -- ./report.sh
+  dlock run --url redis://localhost nightly-report -- ./report.sh
+  dlock run --local nightly-report -- ./report.sh
   dlock run --wait 0s --hold-at-least 1h nightly-report -- ./report.sh
   dlock run --wait unlimited deploy:shop -- make deploy")]
 pub(crate) struct Run {
@@ -71,6 +72,9 @@ pub(crate) struct Run {
     /// The time between SIGTERM and SIGKILL when the lock is lost
     #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
     kill_after: Duration,
+    /// Do not print on standard error which store is used; for cron, which mails what is printed
+    #[arg(long, short)]
+    quiet: bool,
     /// The program and its arguments
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -108,8 +112,11 @@ impl Run {
         let dlock = common.connect().await?;
         if dlock.capabilities().name == "memory" {
             output::warn(
-                "memory:// exists only inside this process, so no other process sees this lock; leave --url out to lock on this machine, or give --url redis://host:port",
+                "memory:// exists only inside this process, so no other process sees this lock; give --local to lock on this machine, or --url redis://host:port",
             );
+        }
+        if !self.quiet {
+            output::warn(format!("`{}` in {}", self.key, dlock.store()));
         }
         let acquired = tokio::select! {
             acquired = self.acquire(&dlock, key) => acquired,
@@ -122,7 +129,7 @@ impl Run {
         let guard = match acquired {
             Ok(guard) => guard,
             Err(error) if error.kind() == ErrorKind::TimedOut => {
-                output::warn(&error);
+                output::warn(error.to_string().replace(".wait(..)", "--wait"));
                 return Ok(exit_status::BUSY);
             }
             Err(error) => return Err(error.into()),

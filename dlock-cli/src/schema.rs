@@ -2,7 +2,10 @@
 
 use anyhow::Result;
 use clap::Args;
+use dlock::Config;
 use dlock::backend::redis::RedLock;
+#[cfg(not(any(feature = "mysql", feature = "postgres", feature = "sqlite")))]
+use dlock_bench::usage_error;
 
 use crate::output::{self, GOOD, styled};
 use crate::{Common, exit_status};
@@ -39,11 +42,23 @@ impl Schema {
             let prepared = RedLock::prepare_new_nodes(&config).await;
             return Ok(done(prepared, "the nodes are prepared"));
         }
+        self.tables(&config).await
+    }
+
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    async fn tables(&self, config: &Config) -> Result<u8> {
         if self.print {
-            output::print(dlock::backend::sql::schema(&config)?.trim_end());
+            output::print(dlock::backend::sql::schema(config)?.trim_end());
             return Ok(0);
         }
-        Ok(done(dlock::backend::sql::make_tables(&config).await, "the tables are there"))
+        Ok(done(dlock::backend::sql::make_tables(config).await, "the tables are there"))
+    }
+
+    #[cfg(not(any(feature = "mysql", feature = "postgres", feature = "sqlite")))]
+    async fn tables(&self, _: &Config) -> Result<u8> {
+        Err(usage_error(
+            "this build knows no SQL database; build with --features postgres, mysql or sqlite",
+        ))
     }
 }
 

@@ -5,7 +5,7 @@ use clap::Args;
 use dlock::Key;
 
 use crate::Common;
-use crate::key_view::{HolderView, KeyView, WaiterView};
+use crate::key_view::{HolderView, InStore, KeyView, WaiterView};
 use crate::output::{self, BOLD, GOOD, styled};
 
 /// Show who holds a key and who waits for it
@@ -22,9 +22,9 @@ impl Show {
         let dlock = common.connect().await?;
         let view = KeyView::new(&key, dlock.inspect(&key).await?);
         if common.json {
-            return output::print_json(&view);
+            return output::print_json(&InStore { store: &dlock.store().into(), value: view });
         }
-        output::print(styled(BOLD, &view.key));
+        output::print(format!("{} in {}", styled(BOLD, &view.key), dlock.store()));
         if view.holders.is_empty() {
             output::print("  free");
         }

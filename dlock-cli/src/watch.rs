@@ -6,9 +6,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
+use tokio::time::MissedTickBehavior;
 
+use crate::Common;
+use crate::key_view::{self, InStore};
 use crate::output::{self, DIM, styled};
-use crate::{Common, key_view};
 
 /// Watch live who holds keys and who waits for them
 #[derive(Debug, Args)]
@@ -41,15 +43,26 @@ const CLEAR: &str = "\x1b[2J\x1b[H";
 impl Watch {
     pub(crate) async fn run(self, common: &Common) -> Result<()> {
         let dlock = common.connect().await?;
+        let store = dlock.store();
         let mut ticks = tokio::time::interval(self.every.max(Duration::from_millis(50)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut updates = 0;
         while self.count.is_none_or(|count| updates < count) && !output::is_closed() {
             ticks.tick().await;
             updates += 1;
-            let keys = key_view::keys_in_use(&dlock, &self.prefix).await?;
+            let keys = match key_view::keys_in_use(&dlock, &self.prefix).await {
+                Ok(keys) => keys,
+                // An operator watches because something is wrong; it may be over at the next look.
+                Err(error) if is_temporary(&error) && self.count.is_none() => {
+                    output::warn(format!("{error:#}; trying again"));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             if common.json {
                 let at_ms = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
-                output::print_json(&Snapshot { at_ms, keys: &keys })?;
+                let value = Snapshot { at_ms, keys: &keys };
+                output::print_json(&InStore { store: &store.clone().into(), value })?;
                 continue;
             }
             if std::io::stdout().is_terminal() {
@@ -57,9 +70,13 @@ impl Watch {
             }
             let waiting: usize = keys.iter().map(|key| key.waiters.len()).sum();
             let held: usize = keys.iter().map(|key| key.holders.len()).sum();
-            output::print(styled(DIM, format!("{held} held, {waiting} waiting")));
+            output::print(styled(DIM, format!("{held} held, {waiting} waiting in {store}")));
             output::print(key_view::table(&keys));
         }
         Ok(())
     }
+}
+
+fn is_temporary(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<dlock::Error>().is_some_and(|error| error.kind().is_retryable())
 }

@@ -6,7 +6,7 @@ mod support;
 use std::process::{Command, Stdio};
 
 use dlock_testkit::redis::RedisServer;
-use support::{dlock, json, on, output, printed, status, stderr_of, until};
+use support::{json, on, output, printed, status, stderr_of, until};
 
 const SECRET: &str = "hunter2-of-the-tests";
 
@@ -149,8 +149,6 @@ fn bad_input_is_64_before_anything_is_asked() {
         let refused = output(&mut on(nobody), wrong);
         assert_eq!(status(&refused), 64, "{wrong:?}: {}", stderr_of(&refused));
     }
-    // Without a URL it is looked for in the file of this machine.
-    assert_eq!(status(&output(&mut dlock(), &["inventory", "sale"])), 1, "no inventory");
 }
 
 #[test]

@@ -14,6 +14,23 @@ async fn client(server: &RedisServer) -> Dlock {
     client.connect().await.expect("a client")
 }
 
+/// A key that somebody else has written does not hide the locks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_malformed_key_does_not_hide_the_others() {
+    let Some(server) = RedisServer::start() else { return };
+    let shop = client(&server).await;
+    let _guard = shop.mutex("shop:a").lock().await.expect("the lock");
+    server.cli(&["LPUSH", "dlock:2:{default:shop:zzz}:l", "x"]);
+    for command in [&["ls"][..], &["watch", "--count", "1"]] {
+        let seen = output(&mut on(&server.url()), &[command, &["--json"]].concat());
+        assert_eq!(status(&seen), 0, "{}", stderr_of(&seen));
+        assert!(printed(&seen).contains("shop-7"), "{}", printed(&seen));
+        assert!(printed(&seen).contains("problem"), "{}", printed(&seen));
+    }
+    let table = printed(&output(&mut on(&server.url()), &["ls", "shop:"]));
+    assert!(table.contains("shop:zzz") && table.contains("shop-7"), "{table}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn holders_and_waiters_are_listed() {
     let Some(server) = RedisServer::start() else { return };
@@ -29,6 +46,8 @@ async fn holders_and_waiters_are_listed() {
     let seen = json(&output(&mut on(&server.url()), &["ls", "--json"]));
     assert_eq!(seen.len(), 2);
     assert_eq!(seen[0]["key"], "exports");
+    assert_eq!(seen[0]["store"], server.url());
+    assert_eq!(seen[0]["namespace"], "default");
     assert_eq!(seen[0]["holders"][0]["mode"], "3 of 10");
     assert_eq!(seen[0]["holders"][0]["token"], serde_json::Value::Null);
     assert_eq!(seen[1]["key"], "order:7");
@@ -50,7 +69,9 @@ async fn holders_and_waiters_are_listed() {
         "{token}"
     );
     let free = printed(&output(&mut on(&server.url()), &["show", "nobody's"]));
-    assert!(free.contains("free"), "{free}");
+    assert!(free.contains("free") && free.contains(&server.url()), "{free}");
+    let mistyped = output(&mut on(&server.url()), &["ls", "--namespace", "shp"]);
+    assert!(printed(&mistyped).contains("namespace `shp`"), "{}", printed(&mistyped));
 
     let watched = json(&output(
         &mut on(&server.url()),
@@ -245,7 +266,8 @@ fn a_reader_that_goes_away_ends_it_quietly() {
 
 #[test]
 fn errors_say_what_to_do() {
-    let nowhere = output(&mut dlock(), &["inventory", "sale"]);
+    let Some(server) = RedisServer::start() else { return };
+    let nowhere = output(&mut on(&server.url()), &["inventory", "sale"]);
     assert_eq!(status(&nowhere), 1, "{}", stderr_of(&nowhere));
     assert!(
         stderr_of(&nowhere).contains("`dlock inventory NAME create`"),

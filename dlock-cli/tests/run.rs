@@ -61,10 +61,12 @@ async fn busy_is_75_and_names_the_holder() {
     let dlock = dlock.expect("a client");
     let guard = dlock.mutex("k").lock().await.expect("the lock");
     for wait in ["0s", "50ms"] {
-        let busy = output(&mut on(&server.url()), &["run", "--wait", wait, "k", "--", "true"]);
+        let busy =
+            output(&mut on(&server.url()), &["run", "-q", "--wait", wait, "k", "--", "true"]);
         assert_eq!(status(&busy), 75);
         assert!(stderr_of(&busy).contains("somebody"), "{}", stderr_of(&busy));
         assert_eq!(stderr_of(&busy).lines().count(), 1, "{}", stderr_of(&busy));
+        assert!(stderr_of(&busy).contains("raise --wait"), "{}", stderr_of(&busy));
     }
     drop(guard);
     let free = output(&mut on(&server.url()), &["run", "--wait", "30s", "k", "--", "true"]);
@@ -144,7 +146,7 @@ async fn a_lost_lock_ends_the_program_with_76() {
     let script =
         format!("echo ready; while ! [ -e {} ]; do sleep 0.05; done; exit 3", go.display());
     let mut child =
-        started(&server.url(), &["run", "--on-lost", "warn", "k", "--", "sh", "-c", &script]);
+        started(&server.url(), &["run", "-q", "--on-lost", "warn", "k", "--", "sh", "-c", &script]);
     assert_eq!(dlock.break_lock("k").await.expect("broken"), 1);
     let mut line = String::new();
     let stderr = child.stderr.take().expect("its words");

@@ -61,6 +61,7 @@ fn on_mariadb() {
     everything(&server.url());
 }
 
+#[cfg(feature = "sqlite")]
 #[test]
 fn on_sqlite() {
     let directory = tempfile::TempDir::new().expect("a directory");

@@ -87,7 +87,9 @@ pub mod testing;
 pub use attribute::Fallible;
 pub use backend::{Backend, Capabilities};
 pub use claim::{Holder, LossReason, Mode, ReleaseOutcome, Token};
-pub use client::{Dlock, DlockBuilder, Health, LocalHold, LocalState, LocalWait, global, init};
+pub use client::{
+    Dlock, DlockBuilder, Health, LocalHold, LocalState, LocalWait, Store, global, init,
+};
 pub use config::{Config, ConsulConfig, Eviction, MAX_TTL, Policy, SentinelConfig, SslMode};
 pub use error::{BodyStatus, Error, ErrorKind, Operation, Result};
 pub use fence::{Access, Fence};

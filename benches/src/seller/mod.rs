@@ -15,7 +15,7 @@ use crate::expiry_guard::ExpiryGuard;
 use crate::naive_stock::NaiveStock;
 use crate::server;
 use crate::spread::Spread;
-use crate::sql_stock::{BatchedRow, SqlStock};
+use crate::sql::{BatchedRow, SqlStock};
 
 /// What a [`Seller`] sells, and where the stock is.
 #[derive(Clone, Debug)]

@@ -285,6 +285,20 @@ impl Dlock {
         self.handle.client()
     }
 
+    /// Where the locks of this client are, for people.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// let dlock = dlock::Dlock::connect("memory://shop").await?;
+    /// assert_eq!(dlock.store().to_string(), "memory://shop (namespace `default`)");
+    /// # Ok(()) }
+    /// ```
+    pub fn store(&self) -> Store {
+        let Handle { config, capabilities, .. } = &*self.handle;
+        let address = config.address().unwrap_or_else(|| format!("{}://", capabilities.name));
+        Store { address, namespace: config.namespace.clone() }
+    }
+
     /// The client's name, as holders and waiters are shown to operators.
     pub fn name(&self) -> &str {
         &self.handle.holder.name
@@ -407,6 +421,22 @@ impl Dlock {
         while core.has_pending_releases() && core.now() < until {
             tokio::time::sleep(FIRST_SHUTDOWN_PAUSE).await;
         }
+    }
+}
+
+/// Where the locks of a client are: the answer of [`Dlock::store`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Store {
+    /// The URL without user, password and options.
+    pub address: String,
+    /// The namespace.
+    pub namespace: String,
+}
+
+impl std::fmt::Display for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (namespace `{}`)", self.address, self.namespace)
     }
 }
 

@@ -136,9 +136,17 @@ impl Settings {
         self.call_timeout.min(MAX_ATTEMPT)
     }
 
-    /// The address for logs: without user, password and query.
+    /// The address for people: without user, password and query. `sqlite://` is a file, which is
+    /// named.
     pub(crate) fn address(&self) -> Option<String> {
-        self.url.as_deref().map(redacted)
+        let address = redacted(self.url.as_deref()?);
+        #[cfg(feature = "sqlite")]
+        if address == "sqlite://"
+            && let Ok(file) = crate::backend::sql::default_file()
+        {
+            return Some(format!("sqlite://{}", file.display()));
+        }
+        Some(address)
     }
 }
 

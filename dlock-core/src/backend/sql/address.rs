@@ -21,18 +21,26 @@ pub(super) fn file(url: &Url) -> Result<PathBuf> {
         let path = path.map_err(|_| Error::config("the path of the URL is not valid UTF-8"))?;
         return Ok(PathBuf::from(path.as_ref()));
     }
+    let file = default_file()?;
+    if let Some(directory) = file.parent() {
+        let mut builder = std::fs::DirBuilder::new();
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.recursive(true).create(directory).map_err(|error| {
+            Error::config(format!("cannot make the directory {}: {error}", directory.display()))
+        })?;
+    }
+    Ok(file)
+}
+
+/// The file of `sqlite://`, in the user's state directory.
+#[cfg(feature = "sqlite")]
+pub(crate) fn default_file() -> Result<PathBuf> {
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
     let state = state.filter(|state| state.is_absolute()).or_else(home);
-    let directory = state.map(|state| state.join("dlock")).ok_or_else(|| {
+    state.map(|state| state.join("dlock/locks.db")).ok_or_else(|| {
         Error::config("neither XDG_STATE_HOME nor HOME is set, so there is no state directory; write the path, as in sqlite:///var/lib/shop/locks.db")
-    })?;
-    let mut builder = std::fs::DirBuilder::new();
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.recursive(true).create(&directory).map_err(|error| {
-        Error::config(format!("cannot make the directory {}: {error}", directory.display()))
-    })?;
-    Ok(directory.join("locks.db"))
+    })
 }
 
 /// A database in memory belongs to one connection, so nobody else would see its locks.

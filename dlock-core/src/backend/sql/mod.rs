@@ -11,6 +11,8 @@
 //! hears or looks when it is its turn.
 
 mod address;
+#[cfg(feature = "sqlite")]
+pub(crate) use self::address::default_file;
 mod calls;
 mod connections;
 mod database;

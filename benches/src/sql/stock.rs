@@ -6,7 +6,7 @@ use dlock::Config;
 use sqlx::AssertSqlSafe;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::sql_peer::{Pool, on_pool};
+use super::peer::{Pool, on_pool};
 
 /// Rows of `dlock_bench_stock`.
 pub(crate) struct SqlStock {

@@ -20,6 +20,7 @@ pub(crate) enum Pool {
     MySql(sqlx::MySqlPool),
     #[cfg(feature = "postgres")]
     Postgres(sqlx::PgPool),
+    #[cfg(feature = "sqlite")]
     Sqlite(sqlx::SqlitePool),
 }
 
@@ -32,6 +33,7 @@ pub enum RowLock {
     /// On PostgreSQL.
     #[cfg(feature = "postgres")]
     Postgres(sqlx::Transaction<'static, sqlx::Postgres>),
+    #[cfg(feature = "sqlite")]
     /// On SQLite, where the whole file is locked.
     Sqlite(sqlx::Transaction<'static, sqlx::Sqlite>),
 }
@@ -41,10 +43,11 @@ macro_rules! on_pool {
     ($of:expr, $pool:ident => $do:expr) => {
         match $of {
             #[cfg(feature = "mysql")]
-            $crate::sql_peer::Pool::MySql($pool) => $do,
+            $crate::sql::peer::Pool::MySql($pool) => $do,
             #[cfg(feature = "postgres")]
-            $crate::sql_peer::Pool::Postgres($pool) => $do,
-            $crate::sql_peer::Pool::Sqlite($pool) => $do,
+            $crate::sql::peer::Pool::Postgres($pool) => $do,
+            #[cfg(feature = "sqlite")]
+            $crate::sql::peer::Pool::Sqlite($pool) => $do,
         }
     };
 }
@@ -69,6 +72,7 @@ impl Pool {
                 let pool = sqlx::postgres::PgPoolOptions::new().acquire_timeout(patience);
                 Pool::Postgres(pool.max_connections(most).connect(url).await?)
             }
+            #[cfg(feature = "sqlite")]
             "sqlite" => {
                 let pool = sqlx::sqlite::SqlitePoolOptions::new().acquire_timeout(patience);
                 Pool::Sqlite(pool.max_connections(most).connect(url).await?)
@@ -114,6 +118,7 @@ impl Pool {
                 }
                 numbered
             }
+            #[cfg(any(feature = "mysql", feature = "sqlite"))]
             _ => sql.to_owned(),
         }
     }
@@ -162,6 +167,7 @@ impl Pool {
                 sqlx::query(sql).bind(key).fetch_one(&mut *tx).await?;
                 RowLock::Postgres(tx)
             }
+            #[cfg(feature = "sqlite")]
             Pool::Sqlite(pool) => {
                 let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
                 let sql = "UPDATE dlock_bench_row SET id = id WHERE id = ?";
@@ -193,6 +199,7 @@ impl RowLock {
             RowLock::MySql(tx) => tx.commit().await?,
             #[cfg(feature = "postgres")]
             RowLock::Postgres(tx) => tx.commit().await?,
+            #[cfg(feature = "sqlite")]
             RowLock::Sqlite(tx) => tx.commit().await?,
         }
         Ok(())
