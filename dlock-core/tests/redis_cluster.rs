@@ -10,6 +10,7 @@ use dlock::{Dlock, ErrorKind, LossReason, ReleaseOutcome, State};
 use dlock_testkit::conformance::{Suite, eventually};
 use dlock_testkit::failover::{AFTER_PROMOTION, Load};
 use dlock_testkit::process::now;
+use dlock_testkit::proxy::Proxy;
 use dlock_testkit::redis::{RedisServer, client};
 use dlock_testkit::topology::{ClusterServers, block_replication};
 
@@ -264,6 +265,83 @@ async fn a_loser_is_told_although_its_connection_lives() {
     assert!(promoted.elapsed() < AFTER_PROMOTION, "{:?}", promoted.elapsed());
     let next = client.mutex(key.as_str()).lock().await.expect("the lock");
     assert!(next.token() > lost.token(), "the fence rejects the older guard");
+}
+
+/// A primary dies, and its address is given to a node of another cluster, which serves the
+/// same slots and has seen more failovers. No lock gets there, and the client stays with its
+/// cluster.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_address_that_another_cluster_was_given_is_left_alone() {
+    let mut proxies = Vec::new();
+    let started = blocking(|| {
+        ClusterServers::behind(|port| {
+            proxies.push(Proxy::listen(port));
+            proxies[proxies.len() - 1].port()
+        })
+    });
+    let Some(mut cluster) = started else { return };
+    let Some(other) = blocking(|| ClusterServers::with(3, 0, &[])) else { return };
+    blocking(|| other.raise_epoch(20));
+    let client = patient(&cluster.url());
+    let (moved, stays) = (key_at(&cluster, 0), key_at(&cluster, 1));
+    let ttl = Duration::from_secs(30);
+    let held = client.mutex(stays.as_str()).ttl(ttl).lock().await.expect("the lock");
+    drop(client.mutex(moved.as_str()).lock().await.expect("the lock"));
+    let slot = slot_of(&cluster, &moved);
+    assert_eq!(blocking(|| other.primary_of(slot)), 0, "it serves the same slots");
+    blocking(|| cluster.nodes[0].kill());
+    proxies[0].redirect(other.nodes[0].port());
+    let began = Instant::now();
+    for n in 0.. {
+        let key = if n % 2 == 0 { moved.as_str() } else { "anything" };
+        let guard = client.mutex(key).lock().await.expect("the lock, after the failover");
+        let _ = guard.release().await;
+        if began.elapsed() > Duration::from_secs(8) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(held.state(), State::Held);
+    assert_eq!(held.release().await.expect("an answer"), ReleaseOutcome::Released);
+    for node in &other.nodes {
+        assert_eq!(blocking(|| node.cli(&["DBSIZE"])), "0");
+        let said = blocking(|| node.cli(&["INFO", "commandstats"]));
+        assert!(!said.contains("cmdstat_eval"), "{said}");
+    }
+}
+
+/// A replica was removed from the cluster and still runs, as it does when an operator replaces
+/// it: it has the epoch of the others and an empty map. It is in the URL, before all others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_node_that_was_removed_is_not_believed() {
+    let Some(cluster) = without_failovers() else { return };
+    let client = patient(&cluster.url_of_all());
+    let load = Load::start(std::slice::from_ref(&client), 20, 20);
+    load.keys_granted_since(now()).await;
+    let removed = cluster.nodes.len() - 1;
+    blocking(|| cluster.remove_replica(removed));
+    let state = blocking(|| cluster.nodes[removed].cli(&["CLUSTER", "INFO"]));
+    assert!(state.contains("cluster_state:fail"), "{state}");
+    let looks = || -> u64 {
+        let said = blocking(|| cluster.nodes[0].cli(&["INFO", "commandstats"]));
+        let line = said.lines().find_map(|line| line.strip_prefix("cmdstat_cluster|slots:calls="));
+        line.map_or(0, |line| line.split(',').next().and_then(|it| it.parse().ok()).expect("it"))
+    };
+    for node in &cluster.nodes[..3] {
+        // The map is asked for now.
+        blocking(|| node.cli(&["CLIENT", "KILL", "TYPE", "normal"]));
+    }
+    load.keys_granted_since(now()).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = looks();
+    let long = Duration::from_secs(setting("DLOCK_TEST_REMOVED_SECONDS", 6));
+    tokio::time::sleep(long).await;
+    let often = looks() - before;
+    assert!(often <= 1 + long.as_secs() / 10, "{often} looks at the map in {long:?}");
+    let report = load.stop().await;
+    assert_eq!(report.violations, Vec::<String>::new());
+    assert_eq!(report.errors, Vec::<String>::new());
+    assert!(report.checked > 200, "{}", report.checked);
 }
 
 /// A hand-over is told at the node that makes it, and not to every node.

@@ -10,6 +10,7 @@ use dlock::{Dlock, ErrorKind, Guard, LossReason, ReleaseOutcome, State};
 use dlock_testkit::conformance::{Suite, eventually};
 use dlock_testkit::failover::{AFTER_PROMOTION, Load};
 use dlock_testkit::process::now;
+use dlock_testkit::proxy::Proxy;
 use dlock_testkit::redis::{Clock, RedisServer, client};
 use dlock_testkit::topology::{MASTER_NAME, SentinelServers, allow_replication, block_replication};
 
@@ -185,6 +186,47 @@ async fn the_highest_epoch_is_believed() {
     assert_eq!(blocking(|| old.servers[0].cli(&["DBSIZE"])), "0");
     assert_eq!(blocking(|| new.servers[primary].cli(&["DBSIZE"])), "1");
     drop(guard);
+}
+
+/// One of three addresses leads to a Sentinel of other servers, which knows a primary of the
+/// same name and has seen more failovers: the two that agree are believed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_sentinel_of_other_servers_is_not_believed() {
+    let Some(mut topology) = SentinelServers::start() else { return };
+    let Some(other) = SentinelServers::with(2, 1) else { return };
+    let elsewhere = blocking(|| other.force_failover());
+    let own_epoch = blocking(|| {
+        topology.sentinels[0].cli(&["SENTINEL", "MASTER", MASTER_NAME]).contains("config-epoch\n0")
+    });
+    assert!(own_epoch, "the other one has seen more failovers");
+    let proxy = Proxy::listen(topology.sentinels[2].port());
+    let mut hosts: Vec<_> = topology.sentinels[..2].iter().map(RedisServer::port).collect();
+    hosts.push(proxy.port());
+    let hosts: Vec<_> = hosts.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    let url = format!("redis+sentinel://{}/{MASTER_NAME}", hosts.join(","));
+    let client = patient(&url);
+    let guard = held(&client, "held").await;
+    proxy.redirect(other.sentinels[0].port());
+    // Connections are made anew, by this client and by one that knows nothing yet.
+    let fresh = patient(&url);
+    drop(fresh.mutex("fresh").lock().await.expect("the lock"));
+    blocking(|| topology.servers[0].cli(&["CLIENT", "KILL", "TYPE", "normal"]));
+    drop(client.mutex("again").lock().await.expect("the lock"));
+    // While the two that agree are away, the third is not believed either.
+    blocking(|| (topology.sentinels[0].kill(), topology.sentinels[1].kill()));
+    blocking(|| topology.servers[0].cli(&["CLIENT", "KILL", "TYPE", "normal"]));
+    let error = client.mutex("alone").wait(Duration::from_secs(2)).lock().await;
+    assert_eq!(error.expect_err("nobody to believe").kind(), ErrorKind::Unavailable);
+    for server in &other.servers {
+        assert_eq!(blocking(|| server.cli(&["DBSIZE"])), "0");
+    }
+    assert!(elsewhere < other.servers.len());
+    blocking(|| {
+        topology.sentinels[0].restart();
+        topology.sentinels[1].restart();
+    });
+    drop(client.mutex("alone").lock().await.expect("the lock"));
+    assert_ne!(guard.state(), State::Lost);
 }
 
 /// The rights that docs/redis-sentinel.acl and docs/redis.acl name are enough.

@@ -12,7 +12,7 @@
 mod forwarding;
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,8 @@ pub struct Proxy {
 struct Shared {
     /// Whether the bytes are those of Redis. Else what arrives together is a message.
     is_resp: bool,
+    /// The port of the server that new connections lead to.
+    server: AtomicU16,
     conditions: watch::Sender<Conditions>,
     state: Mutex<State>,
 }
@@ -176,11 +178,11 @@ impl Proxy {
         let port = listener.local_addr().expect("its address").port();
         let shared = Arc::new(Shared {
             is_resp,
+            server: AtomicU16::new(server),
             conditions: watch::Sender::new(Conditions::default()),
             state: Mutex::default(),
         });
-        let server = SocketAddr::from(([127, 0, 0, 1], server));
-        let accepting = tokio::spawn(forwarding::accept(listener, server, shared.clone()));
+        let accepting = tokio::spawn(forwarding::accept(listener, shared.clone()));
         Proxy { port, shared, accepting }
     }
 
@@ -196,6 +198,13 @@ impl Proxy {
 
     fn change(&self, change: impl FnOnce(&mut Conditions)) {
         self.shared.conditions.send_modify(change);
+    }
+
+    /// Leads to the server at this port from now on, as if its address had been given to
+    /// another one: open connections are cut.
+    pub fn redirect(&self, server: u16) {
+        self.shared.server.store(server, Ordering::Relaxed);
+        self.cut();
     }
 
     /// Delays messages in this direction from now on.

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use super::{Conditions, Once, Shared, Way};
 use crate::resp;
 
 /// Serves every connection until the proxy is dropped.
-pub(super) async fn accept(mut listener: TcpListener, server: SocketAddr, shared: Arc<Shared>) {
+pub(super) async fn accept(mut listener: TcpListener, shared: Arc<Shared>) {
     let Ok(address) = listener.local_addr() else { return };
     let mut conditions = shared.conditions.subscribe();
     loop {
@@ -50,7 +50,7 @@ pub(super) async fn accept(mut listener: TcpListener, server: SocketAddr, shared
                 let _ = conditions.wait_for(is_cut).await;
             };
             tokio::select! {
-                _ = serve(client, server, number, &shared) => {}
+                _ = serve(client, number, &shared) => {}
                 () = cut => {}
             }
             let mut state = shared.state();
@@ -70,18 +70,14 @@ enum ReplyAction {
 
 type ReplyActions = Arc<Mutex<VecDeque<ReplyAction>>>;
 
-async fn serve(
-    client: TcpStream,
-    server: SocketAddr,
-    number: u64,
-    shared: &Arc<Shared>,
-) -> io::Result<()> {
+async fn serve(client: TcpStream, number: u64, shared: &Arc<Shared>) -> io::Result<()> {
     let mut conditions = shared.conditions.subscribe();
     if conditions.borrow_and_update().silent {
         let _ = conditions.wait_for(|conditions| !conditions.silent).await;
         return Ok(());
     }
-    let server = TcpStream::connect(server).await?;
+    let server = shared.server.load(Ordering::Relaxed);
+    let server = TcpStream::connect((Ipv4Addr::LOCALHOST, server)).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();

@@ -92,6 +92,44 @@ impl ClusterServers {
         format!("redis+cluster://{}", hosts.join(","))
     }
 
+    /// The same by all nodes, those first that are replicas at the start.
+    pub fn url_of_all(&self) -> String {
+        let hosts: Vec<_> =
+            self.ports.iter().rev().map(|port| format!("127.0.0.1:{port}")).collect();
+        format!("redis+cluster://{}", hosts.join(","))
+    }
+
+    /// Raises the epoch of the cluster by this much, as so many failovers would.
+    ///
+    /// # Panics
+    /// If a node refuses.
+    pub fn raise_epoch(&self, by: usize) {
+        let primaries = self.primaries();
+        for _ in 0..by {
+            // The node that has the highest epoch keeps it.
+            wait_until("the epoch is raised", || {
+                let raises = |place: &usize| {
+                    self.nodes[*place].cli(&["CLUSTER", "BUMPEPOCH"]).starts_with("BUMPED")
+                };
+                primaries.iter().any(raises)
+            });
+        }
+    }
+
+    /// Removes a replica from the cluster, as `redis-cli --cluster del-node` does, and leaves
+    /// it running.
+    ///
+    /// # Panics
+    /// If a node refuses.
+    pub fn remove_replica(&self, place: usize) {
+        for (other, node) in self.nodes.iter().enumerate() {
+            if other != place {
+                assert_eq!(node.cli(&["CLUSTER", "FORGET", &self.ids[place]]), "OK");
+            }
+        }
+        assert_eq!(self.nodes[place].cli(&["CLUSTER", "RESET", "SOFT"]), "OK");
+    }
+
     /// Waits until every node agrees that the cluster works, and every replica follows
     /// its primary and has what that has.
     ///

@@ -16,6 +16,7 @@ use redis::{
 use url::Url;
 
 use super::address::Address;
+use super::cluster::Member;
 use super::errors;
 use super::pipeline::Pipeline;
 use super::redlock::Voter;
@@ -164,9 +165,9 @@ pub(super) enum Connector {
     /// The server that the Sentinels name, reached as the endpoint says.
     Sentinel(Arc<Sentinels>, Endpoint),
     /// A node of a cluster that the user has named.
-    Node(Endpoint),
+    Node(Endpoint, Member),
     /// A node of a cluster that another node has told of.
-    AnnouncedNode(Endpoint),
+    AnnouncedNode(Endpoint, Member),
     /// A node of a quorum.
     Voter(Endpoint, Arc<Voter>),
     UserConnection(UserConnection),
@@ -192,8 +193,8 @@ impl Connector {
     pub(super) fn shown(&self) -> String {
         match self {
             Connector::Address(endpoint)
-            | Connector::Node(endpoint)
-            | Connector::AnnouncedNode(endpoint)
+            | Connector::Node(endpoint, _)
+            | Connector::AnnouncedNode(endpoint, _)
             | Connector::Voter(endpoint, _) => endpoint.shown().to_owned(),
             Connector::Sentinel(sentinels, _) => sentinels.shown(),
             Connector::UserConnection(
@@ -208,7 +209,7 @@ impl Connector {
     /// What the server must be.
     pub(super) fn kind(&self) -> ServerKind {
         match self {
-            Connector::Node(_) | Connector::AnnouncedNode(_) => ServerKind::Node,
+            Connector::Node(..) | Connector::AnnouncedNode(..) => ServerKind::Node,
             _ => ServerKind::Primary,
         }
     }
@@ -218,6 +219,9 @@ impl Connector {
         match self {
             Connector::Voter(endpoint, voter) => {
                 voter.handshake(connection, endpoint.shown()).await
+            }
+            Connector::Node(_, member) | Connector::AnnouncedNode(_, member) => {
+                member.handshake(connection).await
             }
             _ => Ok(()),
         }
@@ -236,8 +240,8 @@ impl Connector {
     pub(super) async fn client(&self) -> Result<Client> {
         match self {
             Connector::Address(endpoint)
-            | Connector::Node(endpoint)
-            | Connector::AnnouncedNode(endpoint)
+            | Connector::Node(endpoint, _)
+            | Connector::AnnouncedNode(endpoint, _)
             | Connector::Voter(endpoint, _) => endpoint.client().await,
             Connector::Sentinel(sentinels, endpoint) => {
                 let primary = sentinels.primary().await?;
@@ -255,7 +259,7 @@ impl Connector {
 
     /// The error of a connection that was not made, with what the user may change.
     pub(super) fn explained(&self, error: Error) -> Error {
-        if !matches!(self, Connector::AnnouncedNode(_)) || error.kind() != ErrorKind::Unavailable {
+        if !matches!(self, Connector::AnnouncedNode(..)) || error.kind() != ErrorKind::Unavailable {
             return error;
         }
         let what = error.detail();

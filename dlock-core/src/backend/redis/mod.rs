@@ -22,6 +22,7 @@ mod errors;
 pub mod extension;
 mod health;
 mod join_all;
+mod node_ids;
 mod notices;
 mod operators;
 mod pipeline;

@@ -13,6 +13,8 @@
 //!   whoever subscribes at any node hears them, also while a slot moves. Hand-overs are
 //!   told at one node where that is possible, see `shard_notices.rs`.
 
+mod answers;
+mod identity;
 mod shard_notices;
 mod slots;
 mod submit;
@@ -28,6 +30,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use url::Url;
 
+use self::identity::Identity;
+pub(super) use self::identity::Member;
 pub(super) use self::shard_notices::ShardNotices;
 use self::slots::{Node, Redirection, SlotMap, slot_of};
 use super::address::Address;
@@ -56,6 +60,8 @@ pub(super) struct Cluster {
     settings: Settings,
     map: RwLock<SlotMap>,
     links: Mutex<Vec<(Node, Arc<Link>)>>,
+    /// Which nodes are of this cluster.
+    identity: Arc<Identity>,
     /// The epoch of the map.
     epoch: AtomicU64,
     /// Whether all nodes that told the map serve their slots.
@@ -103,6 +109,7 @@ impl Cluster {
             settings: config.clone(),
             map: RwLock::new(SlotMap::empty()),
             links: Mutex::default(),
+            identity: Arc::default(),
             epoch: AtomicU64::new(0),
             is_serving: AtomicBool::new(true),
             refreshed: tokio::sync::Mutex::new(None),
@@ -159,9 +166,10 @@ impl Cluster {
             return link.clone();
         }
         let endpoint = self.endpoint.at(&node.host, node.port);
+        let member = Member { node: node.clone(), identity: self.identity.clone() };
         let connector = match self.seeds.contains(node) {
-            true => Connector::Node(endpoint),
-            false => Connector::AnnouncedNode(endpoint),
+            true => Connector::Node(endpoint, member),
+            false => Connector::AnnouncedNode(endpoint, member),
         };
         let link = Link::new(connector, &self.settings);
         if let Some(listener) = self.listener.get() {

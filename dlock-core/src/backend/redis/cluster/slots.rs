@@ -12,6 +12,7 @@ use std::fmt;
 
 use redis::{ServerError, Value};
 
+use super::super::node_ids::NodeIds;
 use crate::config::HostPort;
 
 /// How many slots a cluster has.
@@ -89,6 +90,9 @@ pub(super) struct SlotMap {
     /// For each slot the place of its primary in `primaries`, or [`NOBODY`].
     owners: Box<[u16]>,
     primaries: Vec<Node>,
+    /// The ids of all nodes that it names, replicas too. By them a cluster is told from
+    /// another one that was given its addresses.
+    ids: NodeIds,
 }
 
 const NOBODY: u16 = u16::MAX;
@@ -96,7 +100,7 @@ const NOBODY: u16 = u16::MAX;
 impl SlotMap {
     /// A map in which nobody serves anything.
     pub(super) fn empty() -> Self {
-        SlotMap { owners: vec![NOBODY; SLOTS].into(), primaries: Vec::new() }
+        SlotMap { owners: vec![NOBODY; SLOTS].into(), primaries: Vec::new(), ids: NodeIds::new() }
     }
 
     /// The map in the answer to `CLUSTER SLOTS` of this node; `None` if it cannot be read. The
@@ -112,6 +116,7 @@ impl SlotMap {
             else {
                 return None;
             };
+            map.ids.extend(parts[2..].iter().filter_map(id_of));
             sorted.push((first, last, primary));
         }
         sorted.sort_by_key(|(first, ..)| **first);
@@ -128,6 +133,16 @@ impl SlotMap {
             map.owners.get_mut(slots)?.fill(owner);
         }
         Some(map)
+    }
+
+    /// The ids of all nodes that it names.
+    pub(super) fn ids(&self) -> &NodeIds {
+        &self.ids
+    }
+
+    /// Whether the other map gives each slot to the same node.
+    pub(super) fn agrees_with(&self, other: &SlotMap) -> bool {
+        self.owners == other.owners && self.primaries == other.primaries
     }
 
     fn place_of(&mut self, node: Node) -> u16 {
@@ -158,6 +173,11 @@ impl SlotMap {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn forget(&mut self, slot: u16) {
+        self.owners[usize::from(slot)] = NOBODY;
+    }
+
     /// The primaries that serve any slot, sorted.
     pub(super) fn primaries(&self) -> Vec<&Node> {
         let mut serving = vec![false; self.primaries.len()];
@@ -175,6 +195,16 @@ impl SlotMap {
     /// How many slots nobody serves.
     pub(super) fn uncovered(&self) -> usize {
         self.owners.iter().filter(|owner| **owner == NOBODY).count()
+    }
+}
+
+/// The id of a node in the answer to `CLUSTER SLOTS`.
+fn id_of(node: &Value) -> Option<String> {
+    let Value::Array(node) = node else { return None };
+    match node.get(2)? {
+        Value::BulkString(id) => String::from_utf8(id.clone()).ok(),
+        Value::SimpleString(id) => Some(id.clone()),
+        _ => None,
     }
 }
 
@@ -243,9 +273,11 @@ mod tests {
         let range = |(first, last, host, port): &(i64, i64, &str, i64)| {
             let host =
                 if *host == "?" { Value::Nil } else { Value::BulkString(host.as_bytes().to_vec()) };
-            let id = Value::BulkString(b"id".to_vec());
-            let primary = Value::Array(vec![host, Value::Int(*port), id, Value::Array(vec![])]);
-            let replica = primary.clone();
+            let node = |port: i64, host: Value| {
+                let id = Value::BulkString(format!("id{port}").into_bytes());
+                Value::Array(vec![host, Value::Int(port), id, Value::Array(vec![])])
+            };
+            let (primary, replica) = (node(*port, host.clone()), node(*port + 100, host));
             Value::Array(vec![Value::Int(*first), Value::Int(*last), primary, replica])
         };
         Value::Array(ranges.iter().map(range).collect())
@@ -270,6 +302,8 @@ mod tests {
         assert_eq!(map.owner(16_384), None);
         let all = [&node("10.0.0.1", 7000), &node("asked", 7001), &node("asked", 7002)];
         assert_eq!(map.primaries(), all);
+        let ids = ["id7000", "id7001", "id7002", "id7100", "id7101", "id7102"];
+        assert!(map.ids().iter().eq(ids), "{:?}", map.ids());
         map.correct(16_383, node("10.0.0.9", 7009));
         assert_eq!(map.owner(16_383), Some(&node("10.0.0.9", 7009)));
         assert_eq!(map.owner(16_382), Some(&node("asked", 7002)));

@@ -8,6 +8,8 @@ use redis::{Value, cmd};
 use tokio::task::JoinSet;
 
 use super::super::connection::Link;
+use super::super::node_ids::NodeIds;
+use super::answers::{ReportedSlots, choose, is_anew};
 use super::slots::{Node, SlotMap};
 use super::{Cluster, errors};
 use crate::backend::abort_on_drop::AbortOnDrop;
@@ -32,15 +34,6 @@ const OTHER_ANSWERS: Duration = Duration::from_millis(100);
 /// raises it when it asks for votes, which is before it is the primary.
 const ELECTION: Duration = Duration::from_secs(2);
 
-/// The map of one node, and its epoch: a node that was cut off has an old one.
-struct ReportedSlots {
-    epoch: u64,
-    map: SlotMap,
-    /// Whether the node serves its slots. If all slots must be covered and some are not, it
-    /// refuses every call, and for a moment longer than that.
-    is_serving: bool,
-}
-
 impl Cluster {
     /// Asks for the map, unless that was just done.
     ///
@@ -59,11 +52,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Asks several nodes at once, and believes the highest epoch. One that is lower than
-    /// what is known counts only if most nodes have told: the first that answers may have
-    /// been cut off, or have come back with an old map.
+    /// Asks several nodes at once; [`choose`] says which of them is believed.
     async fn ask(&self, operation: Operation) -> Result<ReportedSlots> {
-        let known = self.epoch.load(Ordering::Relaxed);
+        let known_epoch = self.epoch.load(Ordering::Relaxed);
         let mut nodes: Vec<Node> = self.map.read().primaries().into_iter().cloned().collect();
         nodes.extend(self.seeds.iter().cloned());
         let mut links: Vec<(Node, Arc<Link>)> = Vec::new();
@@ -73,19 +64,19 @@ impl Cluster {
             }
         }
         links.sort_by_key(|(_, link)| !link.has_connection());
+        links.truncate(ASKED.max(self.seeds.len()));
         let mut asked = JoinSet::new();
         // A call that is given up on ends a silent connection, so it has its usual time.
         let usual = self.settings.call_timeout;
-        for (node, link) in links.into_iter().take(ASKED.max(self.seeds.len())) {
+        for (node, link) in links.clone() {
             asked.spawn(async move {
                 let reported =
                     tokio::time::timeout(usual, fetch_map(&node, &link, operation)).await;
                 reported.unwrap_or_else(|_| Err(errors::silent(link.shown())))
             });
         }
-        let count = asked.len();
-        let (mut best, mut fault): (Option<ReportedSlots>, Option<Error>) = (None, None);
-        let (mut until, mut answers, mut all_serve) = (None, 0, true);
+        let (mut answers, mut fault): (Vec<ReportedSlots>, Option<Error>) = (Vec::new(), None);
+        let mut until = None;
         loop {
             let next = asked.join_next();
             let answer = match until {
@@ -94,14 +85,11 @@ impl Cluster {
             };
             match answer {
                 Some(Ok(Ok(reported))) => {
-                    all_serve &= reported.is_serving;
-                    answers += 1;
-                    if reported.epoch >= known {
+                    answers.push(reported);
+                    let known = self.map.read();
+                    if choose(&known, known_epoch, links.len(), &answers).is_some() {
                         let wait = tokio::time::Instant::now() + OTHER_ANSWERS;
                         until = Some(until.unwrap_or(wait));
-                    }
-                    if best.as_ref().is_none_or(|best| reported.epoch > best.epoch) {
-                        best = Some(reported);
                     }
                 }
                 Some(Ok(Err(error))) => {
@@ -116,18 +104,31 @@ impl Cluster {
             }
         }
         asked.detach_all();
-        match (best, fault) {
-            (Some(reported), _) if reported.epoch >= known || answers * 2 > count => {
-                Ok(ReportedSlots { is_serving: all_serve, ..reported })
+        let foreign = self.identity.foreign_among(links.iter().map(|(node, _)| node));
+        if answers.is_empty() && is_anew(foreign, links.len()) {
+            tracing::warn!(target: "dlock::redis", "the cluster was created anew");
+            self.identity.set(&NodeIds::new()); // the next look may believe them
+        }
+        let chosen = choose(&self.map.read(), known_epoch, links.len(), &answers);
+        match (chosen, fault) {
+            (Some(reported), _) => {
+                // Their connections may be older than what is known by now.
+                let stray = answers.iter().filter(|it| it.is_of_another_cluster_than(&reported));
+                let stray: Vec<&Node> = stray.map(|it| &it.teller).collect();
+                self.links.lock().retain(|(node, _)| !stray.contains(&node));
+                Ok(reported)
             }
-            (_, Some(fault)) => Err(fault.with_operation(operation)),
-            (_, None) => Err(errors::unreadable(operation)),
+            (None, Some(fault)) => Err(fault.with_operation(operation)),
+            (None, None) => Err(Error::new(ErrorKind::Unavailable, operation).with_message(
+                "the nodes of the Redis Cluster that answer belong to another cluster, were removed, or have an outdated map; it is tried again (see `redis-cli --cluster check`)",
+            )),
         }
     }
 
     /// Uses a new map. If a primary serves nothing any more, a replica was promoted
     /// instead, perhaps without the newest locks.
-    fn adopt(&self, ReportedSlots { epoch, map, is_serving }: ReportedSlots) {
+    fn adopt(&self, ReportedSlots { epoch, map, is_serving, .. }: ReportedSlots) {
+        self.identity.set(map.ids());
         self.epoch.store(epoch, Ordering::Relaxed);
         let was_serving = self.is_serving.swap(is_serving, Ordering::Relaxed);
         let (gone, kept) = {
@@ -254,7 +255,7 @@ async fn fetch_map(node: &Node, link: &Arc<Link>, operation: Operation) -> Resul
     let is_serving = field_in(&info, "cluster_state:") == Some("ok");
     let map = SlotMap::read(&ask("SLOTS").await?, node);
     let map = map.ok_or_else(|| errors::unreadable(operation))?;
-    Ok(ReportedSlots { epoch, map, is_serving })
+    Ok(ReportedSlots { teller: node.clone(), epoch, map, is_serving })
 }
 
 fn info() -> redis::Cmd {

@@ -80,7 +80,8 @@ impl Attempt {
         let link = &self.link;
         let since = Instant::now();
         let connecting = async {
-            let connection = link.connector.connection().await?;
+            let connection = link.connector.connection().await;
+            let connection = connection.map_err(|why| link.connector.explained(why))?;
             // From here on it is closed when it is dropped, also if the time is over.
             let live = Live { connection, since, last_received: Mutex::new(since) };
             let first = !link.met.load(Ordering::Relaxed);
@@ -91,7 +92,7 @@ impl Attempt {
         };
         let connected = match tokio::time::timeout(link.connect_timeout, connecting).await {
             Ok(connected) => connected,
-            Err(_) => Err(errors::silent(&link.shown)),
+            Err(_) => Err(link.connector.explained(errors::silent(&link.shown))),
         };
         match connected {
             Ok(live) => {
@@ -112,7 +113,6 @@ impl Attempt {
                 }
             }
             Err(why) => {
-                let why = link.connector.explained(why);
                 tracing::debug!(error = %why, failures = self.failures, "no connection");
                 *link.state.lock() = State::Down {
                     next: Instant::now() + pause(self.failures),

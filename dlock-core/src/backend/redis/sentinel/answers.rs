@@ -4,13 +4,20 @@
 //! is the newest one. A Sentinel that is cut off together with the old primary answers
 //! with a lower one, and the old primary still calls itself a primary. So:
 //!
-//! - among the answers the highest epoch wins, whoever answered first; among equal ones
-//!   the address that most of them name;
+//! - only Sentinels that know each other are compared: an address may lead to a Sentinel of
+//!   another group, which knows a primary of the same name and may have a higher epoch. The
+//!   group counts that was believed before, and of others the one with most Sentinels. If
+//!   most Sentinels tell of another group than before, they were set up anew;
+//! - among the answers of a group the highest epoch wins, whoever answered first; among
+//!   equal ones the address that most of them name;
 //! - an epoch below one that was believed before is believed only if most of the
-//!   Sentinels answered: then it is no isolated one, but somebody has set them up anew.
+//!   Sentinels tell it: then it is no isolated one, but somebody has set them up anew.
+
+use std::fmt;
 
 use redis::Value;
 
+use super::super::node_ids::{NodeIds, are_of_one_group};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// Where the primary is, and since which failover.
@@ -21,10 +28,32 @@ pub(in crate::backend::redis) struct Primary {
     pub(in crate::backend::redis) epoch: u64,
 }
 
+impl fmt::Display for Primary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// A primary, and the Sentinels that decide about it: the one that named it, and those that
+/// it knows. Empty if it may not tell them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Named {
+    pub(super) primary: Primary,
+    pub(super) sentinels: NodeIds,
+}
+
+impl Named {
+    /// Whether the other was named by a Sentinel of the same group.
+    pub(super) fn is_of_group_of(&self, other: &Named) -> bool {
+        let (some, others) = (&self.sentinels, &other.sentinels);
+        some.is_empty() || others.is_empty() || are_of_one_group(some, others)
+    }
+}
+
 /// What one Sentinel answered.
 #[derive(Clone, Debug)]
 pub(super) enum Answer {
-    Primary(Primary),
+    Primary(Named),
     /// It knows others, but not this one.
     Unknown {
         known: Vec<String>,
@@ -34,27 +63,56 @@ pub(super) enum Answer {
     Failed(Error),
 }
 
-/// Which primary is believed.
+impl Answer {
+    pub(super) fn named(&self) -> Option<&Named> {
+        match self {
+            Answer::Primary(named) => Some(named),
+            _ => None,
+        }
+    }
+}
+
+/// Which primary is believed. `seen` was believed before, and `sentinels` were asked.
 pub(super) fn decide(
     name: &str,
-    seen: u64,
+    seen: Option<&Named>,
     sentinels: usize,
     answers: &[(String, Answer)],
-) -> Result<Primary> {
-    let primaries = || {
-        answers.iter().filter_map(|(_, answer)| match answer {
-            Answer::Primary(primary) => Some(primary),
-            _ => None,
-        })
+) -> Result<Named> {
+    let unavailable = |what: String| {
+        Err(Error::new(ErrorKind::Unavailable, Operation::Connect).with_message(what))
     };
-    let supporters = |one: &Primary| primaries().filter(|other| *other == one).count();
+    let named: Vec<&Named> = answers.iter().filter_map(|(_, answer)| answer.named()).collect();
+    if named.is_empty() {
+        return Err(nobody(name, sentinels, answers));
+    }
+    let groups = named.iter().map(|one| {
+        let group: Vec<&Named> =
+            named.iter().copied().filter(|other| one.is_of_group_of(other)).collect();
+        let newest = group.iter().map(|it| it.primary.epoch).max();
+        (seen.is_none_or(|seen| one.is_of_group_of(seen)), group.len(), newest, group)
+    });
+    let believed = groups
+        .filter(|(is_known, size, ..)| *is_known || size * 2 > sentinels)
+        .max_by_key(|(is_known, size, newest, _)| (*is_known, *size, *newest));
+    let Some((is_known, .., group)) = believed else {
+        return unavailable(format!(
+            "the reachable Sentinels know a primary `{name}`, but they are not those that this client knows: was an address given to a Sentinel of other servers? Check the addresses in the URL; if the Sentinels were set up anew, restart this program"
+        ));
+    };
+    if !is_known {
+        tracing::warn!(target: "dlock::redis", name, "the Sentinels were set up anew");
+    }
+    let supporters =
+        |one: &Named| group.iter().filter(|other| other.primary == one.primary).count();
     // Of several that are equal the last one would win, so that it is reversed.
-    let best = primaries().rev().max_by_key(|primary| (primary.epoch, supporters(primary)));
-    let Some(best) = best else { return Err(nobody(name, sentinels, answers)) };
-    if best.epoch < seen && primaries().count() <= sentinels / 2 {
-        return Err(Error::new(ErrorKind::Unavailable, Operation::Connect).with_message(format!(
+    let newest = group.iter().rev().max_by_key(|it| (it.primary.epoch, supporters(it)));
+    let Some(best) = newest else { return Err(nobody(name, sentinels, answers)) };
+    let is_older = seen.is_some_and(|seen| best.primary.epoch < seen.primary.epoch);
+    if is_older && supporters(best) <= sentinels / 2 {
+        return unavailable(format!(
             "the reachable Sentinels name an outdated primary for `{name}` (older than the last failover); check that this machine can reach the other Sentinels"
-        )));
+        ));
     }
     for (shown, answer) in answers {
         let what = match answer {
@@ -65,7 +123,7 @@ pub(super) fn decide(
         };
         tracing::debug!(target: "dlock::redis", sentinel = shown, what, "no answer of a Sentinel");
     }
-    Ok(best.clone())
+    Ok((*best).clone())
 }
 
 /// Why nobody named a primary: first what the user must change.
@@ -106,8 +164,9 @@ fn nobody(name: &str, sentinels: usize, answers: &[(String, Answer)]) -> Error {
     ))
 }
 
-/// The answer in those to `SENTINEL MASTER` and `SENTINEL GET-MASTER-ADDR-BY-NAME`.
-pub(super) fn read(state: &Value, address: &Value) -> Answer {
+/// The answer in those to `SENTINEL MASTER` and `SENTINEL GET-MASTER-ADDR-BY-NAME`, and the
+/// Sentinels in those to `SENTINEL MYID` and `SENTINEL SENTINELS`.
+pub(super) fn read(state: &Value, address: &Value, own_id: &Value, others: &Value) -> Answer {
     if let Value::ServerError(error) = state {
         let details = error.details().unwrap_or_default().to_ascii_lowercase();
         return match error.code() {
@@ -122,15 +181,30 @@ pub(super) fn read(state: &Value, address: &Value) -> Answer {
     };
     match parts.as_slice() {
         [host, port] => match (text(host), text(port).and_then(|port| port.parse().ok())) {
-            (Some(host), Some(port)) => Answer::Primary(Primary { host, port, epoch }),
+            (Some(host), Some(port)) => {
+                let primary = Primary { host, port, epoch };
+                Answer::Primary(Named { primary, sentinels: ids(own_id, others) })
+            }
             _ => Answer::Failed(super::errors::unreadable(Operation::Connect)),
         },
         _ => Answer::Unknown { known: Vec::new() },
     }
 }
 
+/// The ids of all Sentinels; none if one of both is refused.
+fn ids(own_id: &Value, others: &Value) -> NodeIds {
+    match (text(own_id), others) {
+        (Some(own_id), Value::Array(others)) => {
+            let others = others.iter().filter_map(|state| field(state, "runid"));
+            // The id of one that was never reached is not known.
+            others.chain([own_id]).filter(|id| !id.is_empty()).collect()
+        }
+        _ => NodeIds::new(),
+    }
+}
+
 /// The names in the answer to `SENTINEL MASTERS`.
-pub(super) fn named(answer: &Value) -> Vec<String> {
+pub(super) fn names(answer: &Value) -> Vec<String> {
     match answer {
         Value::Array(all) => all.iter().filter_map(|state| field(state, "name")).collect(),
         _ => Vec::new(),
@@ -176,8 +250,17 @@ fn text(value: &Value) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn named(port: u16, epoch: u64, sentinels: &[&str]) -> Named {
+        let sentinels = sentinels.iter().map(|id| (*id).to_owned()).collect();
+        Named { primary: Primary { host: "h".into(), port, epoch }, sentinels }
+    }
+
     fn primary(port: u16, epoch: u64) -> Answer {
-        Answer::Primary(Primary { host: "h".into(), port, epoch })
+        Answer::Primary(named(port, epoch, &["a", "b", "c"]))
+    }
+
+    fn foreign(port: u16, epoch: u64) -> Answer {
+        Answer::Primary(named(port, epoch, &["x", "y", "z"]))
     }
 
     fn failed(kind: ErrorKind) -> Answer {
@@ -187,7 +270,8 @@ mod tests {
     fn decided(seen: u64, answers: &[Answer]) -> Result<u16> {
         let answers: Vec<_> =
             answers.iter().enumerate().map(|(n, it)| (format!("s{n}"), it.clone())).collect();
-        decide("mymaster", seen, 3, &answers).map(|primary| primary.port)
+        let seen = (seen > 0).then(|| named(1, seen, &["a", "b", "c"]));
+        decide("mymaster", seen.as_ref(), 3, &answers).map(|named| named.primary.port)
     }
 
     #[test]
@@ -208,6 +292,26 @@ mod tests {
         assert_eq!(decided(5, &[primary(1, 5)]).unwrap(), 1);
         // Set up anew: most of them say so.
         assert_eq!(decided(5, &[primary(1, 0), primary(1, 0)]).unwrap(), 1);
+        assert!(decided(5, &[primary(1, 3), primary(2, 4)]).is_err(), "they do not agree");
+    }
+
+    #[test]
+    fn another_group_is_not_believed_whatever_its_epoch() {
+        for seen in [0, 5] {
+            let answers = [foreign(9, 57), primary(1, 5), primary(1, 5)];
+            assert_eq!(decided(seen, &answers).unwrap(), 1);
+        }
+        let error = decided(5, &[foreign(9, 57)]).unwrap_err();
+        assert!(error.to_string().contains("other servers"), "{error}");
+        assert_eq!(decided(5, &[foreign(9, 57), primary(1, 5), foreign(9, 57)]).unwrap(), 1);
+        // Set up anew: most of them say so.
+        assert_eq!(decided(5, &[foreign(9, 1), foreign(9, 1)]).unwrap(), 9);
+        // A Sentinel that came and one that went leave a group what it is.
+        let grown = Answer::Primary(named(2, 6, &["b", "c", "d"]));
+        assert_eq!(decided(5, &[grown]).unwrap(), 2);
+        // Who may not tell the others is taken for one of them.
+        let silent = Answer::Primary(named(3, 6, &[]));
+        assert_eq!(decided(5, &[silent, primary(1, 5)]).unwrap(), 3);
     }
 
     #[test]
@@ -231,15 +335,20 @@ mod tests {
         let word = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let words = |texts: &[&str]| Value::Array(texts.iter().map(|text| word(text)).collect());
         let state = words(&["name", "mymaster", "config-epoch", "7"]);
-        let Answer::Primary(primary) = read(&state, &words(&["10.0.0.1", "6380"])) else {
+        let others = Value::Array(vec![words(&["runid", "b"]), words(&["runid", ""])]);
+        let address = words(&["10.0.0.1", "6380"]);
+        let Answer::Primary(named) = read(&state, &address, &word("a"), &others) else {
             panic!("no primary")
         };
-        assert_eq!(primary, Primary { host: "10.0.0.1".into(), port: 6380, epoch: 7 });
+        assert_eq!(named.primary, Primary { host: "10.0.0.1".into(), port: 6380, epoch: 7 });
+        assert!(named.sentinels.iter().eq(["a", "b"]), "{named:?}");
+        let read = |state: &Value, address: &Value| read(state, address, &Value::Nil, &Value::Nil);
         assert!(matches!(read(&state, &Value::Nil), Answer::Failed(_)));
         assert!(matches!(read(&state, &words(&[])), Answer::Unknown { .. }));
-        assert_eq!(named(&Value::Array(vec![state])), ["mymaster"]);
+        assert_eq!(names(&Value::Array(vec![state])), ["mymaster"]);
         let map = Value::Map(vec![(word("config-epoch"), word("3"))]);
-        assert!(matches!(read(&map, &words(&["h", "1"])), Answer::Primary(it) if it.epoch == 3));
+        let answer = read(&map, &words(&["h", "1"]));
+        assert!(matches!(answer, Answer::Primary(it) if it.primary.epoch == 3));
     }
 
     #[test]

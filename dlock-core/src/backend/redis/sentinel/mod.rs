@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use url::Url;
 
-use self::answers::{Answer, Primary, decide, named, read};
+use self::answers::{Answer, Named, Primary, decide, names, read};
 pub(super) use self::watch::watch;
 use super::address::Address;
 use super::connector::{Endpoint, TlsFiles, settings};
@@ -35,7 +35,7 @@ pub(super) struct Sentinels {
     /// The name under which they know the primary.
     name: String,
     /// The primary that was believed last.
-    believed: Mutex<Option<Primary>>,
+    believed: Mutex<Option<Named>>,
 }
 
 impl Sentinels {
@@ -69,15 +69,13 @@ impl Sentinels {
     pub(super) async fn primary(&self) -> Result<Primary> {
         let answers = self.ask_all().await;
         let mut believed = self.believed.lock();
-        let seen = believed.as_ref().map_or(0, |primary| primary.epoch);
-        let primary = decide(&self.name, seen, self.sentinels.len(), &answers)?;
-        *believed = Some(primary.clone());
-        Ok(primary)
+        let named = decide(&self.name, believed.as_ref(), self.sentinels.len(), &answers)?;
+        Ok(believed.insert(named).primary.clone())
     }
 
     /// The address of the primary that was believed last.
     pub(super) fn believed(&self) -> Option<String> {
-        self.believed.lock().as_ref().map(|primary| format!("{}:{}", primary.host, primary.port))
+        self.believed.lock().as_ref().map(|named| named.primary.to_string())
     }
 
     /// What each Sentinel says.
@@ -87,8 +85,8 @@ impl Sentinels {
         let silent = |shown: &str| answers.iter().all(|(known, _)| known != shown);
         let told = answers.iter().map(|(shown, answer)| {
             let note = match answer {
-                Answer::Primary(primary) => {
-                    let named = format!("{}:{}", primary.host, primary.port);
+                Answer::Primary(Named { primary, .. }) => {
+                    let named = primary.to_string();
                     (believed.as_ref() != Some(&named))
                         .then(|| format!("it says that {named} is the primary"))
                 }
@@ -109,12 +107,19 @@ impl Sentinels {
     /// Whether this is another server than the primary that was believed last.
     fn is_elsewhere(&self, host: &str, port: u16) -> bool {
         let believed = self.believed.lock();
-        believed.as_ref().is_some_and(|primary| primary.host != host || primary.port != port)
+        believed
+            .as_ref()
+            .is_some_and(|Named { primary, .. }| primary.host != host || primary.port != port)
     }
 
     /// Whether a failover made this the primary after the one that was believed last.
     fn is_newer(&self, primary: &Primary) -> bool {
-        self.believed.lock().as_ref().is_some_and(|believed| primary.epoch > believed.epoch)
+        self.believed.lock().as_ref().is_some_and(|named| primary.epoch > named.primary.epoch)
+    }
+
+    /// Whether this was named by a Sentinel of other servers.
+    fn is_foreign(&self, named: &Named) -> bool {
+        self.believed.lock().as_ref().is_some_and(|believed| !named.is_of_group_of(believed))
     }
 
     /// Asks all Sentinels. Returns soon after the first has named a primary.
@@ -179,6 +184,10 @@ async fn ask(client: &Client, name: &str, shown: &str) -> Answer {
     state.arg("MASTER").arg(name);
     let mut address = cmd("SENTINEL");
     address.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+    let mut own_id = cmd("SENTINEL");
+    own_id.arg("MYID");
+    let mut others = cmd("SENTINEL");
+    others.arg("SENTINELS").arg(name);
     let mut reply_to = async |command: &redis::Cmd| {
         let answer = connection.send_packed_command(command).await;
         answer.map_err(|error| errors::unanswered(Operation::Connect, &error))
@@ -187,11 +196,13 @@ async fn ask(client: &Client, name: &str, shown: &str) -> Answer {
         (Ok(state), Ok(address)) => (state, address),
         (Err(error), _) | (_, Err(error)) => return Answer::Failed(error),
     };
-    match read(&state, &address) {
+    let own_id = reply_to(&own_id).await.unwrap_or(Value::Nil);
+    let others = reply_to(&others).await.unwrap_or(Value::Nil);
+    match read(&state, &address, &own_id, &others) {
         Answer::Unknown { .. } => {
             let mut all = cmd("SENTINEL");
             all.arg("MASTERS");
-            Answer::Unknown { known: named(&reply_to(&all).await.unwrap_or(Value::Nil)) }
+            Answer::Unknown { known: names(&reply_to(&all).await.unwrap_or(Value::Nil)) }
         }
         answer => answer,
     }

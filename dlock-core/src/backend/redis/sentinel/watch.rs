@@ -63,10 +63,14 @@ async fn listen(
     let asked = tokio::time::timeout(PATIENCE, ask(&client, &sentinels.name, endpoint.shown()))
         .await
         .ok()?;
-    if let Answer::Primary(primary) = asked
-        && sentinels.is_newer(&primary)
-    {
-        sender.send((primary.host, primary.port)).ok()?;
+    if let Answer::Primary(named) = asked {
+        if sentinels.is_foreign(&named) {
+            tokio::time::sleep(PROBE).await; // what it tells is about other servers
+            return None;
+        }
+        if sentinels.is_newer(&named.primary) {
+            sender.send((named.primary.host, named.primary.port)).ok()?;
+        }
     }
     let mut probe = tokio::time::interval(PROBE);
     probe.reset();
