@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use self::certificates::Certificates;
 use dlock::backend::redis::{Credentials, FENCED_SET, RedLock, Redis};
-use dlock::{Access, Config, Dlock, ErrorKind, Fence, Token};
-use dlock_testkit::conformance::Suite;
+use dlock::{Access, Config, Dlock, ErrorKind, Fence, ReleaseOutcome, State, Token};
+use dlock_testkit::conformance::{Suite, eventually};
 use dlock_testkit::ports::free_port;
+use dlock_testkit::proxy::Proxy;
 use dlock_testkit::redis::RedisServer;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -56,6 +57,54 @@ async fn a_connection_manager_will_do() {
     works(&client).await;
     drop(client);
     server.assert_nothing_left().await;
+}
+
+/// A proxy in front of several servers calls itself one, and refuses a script whose keys are
+/// in several slots. Calls are then on one key each, from the first one on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_proxy_that_shards_gets_one_key_at_a_time() {
+    let options = ["--cluster-enabled", "yes", "--save", ""];
+    let Some(node) = RedisServer::with(&options) else { return };
+    assert_eq!(node.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]), "OK");
+    let proxy = Proxy::sharding(node.port());
+    eventually("the slots are served", async || {
+        node.cli(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+    })
+    .await;
+    let builder = dlock_testkit::redis::client(&proxy.url()).ttl(Duration::from_secs(3));
+    let client = builder.connect_lazy().expect("a client");
+    let tasks: Vec<_> = (0..200)
+        .map(|n| {
+            let lock = client.mutex(format!("key-{}", n % 20));
+            tokio::spawn(async move {
+                let guard = lock.lock().await?;
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                guard.release().await
+            })
+        })
+        .collect();
+    for task in tasks {
+        assert_eq!(task.await.expect("the task").expect("the lock"), ReleaseOutcome::Released);
+    }
+    // Renewals are combined too.
+    let mut guards = Vec::new();
+    for n in 0..10 {
+        guards.push(client.mutex(format!("held-{n}")).lock().await.expect("the lock"));
+    }
+    tokio::time::sleep(Duration::from_secs(4)).await; // longer than the ttl
+    assert!(guards.iter().all(|guard| guard.state() == State::Held));
+    assert!(client.semaphore("permits", 2).permits(1).lock().await.is_ok());
+    let reader = async || client.rwlock("shared").read().lock().await;
+    let shared = [reader().await, reader().await];
+    assert!(shared.iter().all(Result::is_ok));
+    assert_eq!(client.inspect("held-3").await.expect("a state").holders.len(), 1);
+    let refused = node.cli(&["INFO", "errorstats"]);
+    let times = refused.lines().find_map(|line| line.trim().strip_prefix("errorstat_CROSSSLOT:"));
+    assert_eq!(times, Some("count=1"), "only the question at the connection: {refused}");
+    // As a node of a cluster it is told what to write, which then works.
+    let url = proxy.url().replace("redis://", "redis+cluster://");
+    let error = Dlock::connect(&url).await.expect_err("refused");
+    assert!(error.to_string().contains("write redis://"), "{error}");
 }
 
 fn connections(server: &RedisServer) -> usize {

@@ -61,6 +61,8 @@ pub struct Proxy {
 struct Shared {
     /// Whether the bytes are those of Redis. Else what arrives together is a message.
     is_resp: bool,
+    /// Whether the server is called a single one, see [`Proxy::sharding`].
+    disguises: bool,
     /// The port of the server that new connections lead to.
     server: AtomicU16,
     conditions: watch::Sender<Conditions>,
@@ -159,7 +161,17 @@ impl Proxy {
     /// # Panics
     /// If no port is free, or outside a runtime.
     pub fn listen(server: u16) -> Self {
-        Self::on(server, true)
+        Self::on(server, true, false)
+    }
+
+    /// Starts a proxy that shards, as those of managed services do: it calls itself one server,
+    /// and refuses a script whose keys are in several slots. The server at this port is the
+    /// only node of a cluster.
+    ///
+    /// # Panics
+    /// If no port is free, or outside a runtime.
+    pub fn sharding(server: u16) -> Self {
+        Self::on(server, true, true)
     }
 
     /// Starts a proxy for a server of another protocol than Redis's. Of the faults of
@@ -168,16 +180,17 @@ impl Proxy {
     /// # Panics
     /// If no port is free, or outside a runtime.
     pub fn opaque(server: u16) -> Self {
-        Self::on(server, false)
+        Self::on(server, false, false)
     }
 
-    fn on(server: u16, is_resp: bool) -> Self {
+    fn on(server: u16, is_resp: bool, disguises: bool) -> Self {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         listener.set_nonblocking(true).expect("a socket of tokio");
         let listener = TcpListener::from_std(listener).expect("a socket of tokio");
         let port = listener.local_addr().expect("its address").port();
         let shared = Arc::new(Shared {
             is_resp,
+            disguises,
             server: AtomicU16::new(server),
             conditions: watch::Sender::new(Conditions::default()),
             state: Mutex::default(),

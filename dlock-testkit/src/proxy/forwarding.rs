@@ -70,6 +70,10 @@ enum ReplyAction {
 
 type ReplyActions = Arc<Mutex<VecDeque<ReplyAction>>>;
 
+/// What a proxy that shards asks instead of `INFO`, so that the answer is that of one server.
+const ONE_SERVER: &[u8] =
+    b"*2\r\n$4\r\nECHO\r\n$57\r\nredis_version:7.0.0\r\nredis_mode:standalone\r\nrole:master\r\n\r\n";
+
 async fn serve(client: TcpStream, number: u64, shared: &Arc<Shared>) -> io::Result<()> {
     let mut conditions = shared.conditions.subscribe();
     if conditions.borrow_and_update().silent {
@@ -96,6 +100,9 @@ async fn serve(client: TcpStream, number: u64, shared: &Arc<Shared>) -> io::Resu
             }
             if is(b"PSYNC") {
                 unreadable.store(true, Ordering::Relaxed); // replication follows
+            }
+            if shared.disguises && is(b"INFO") {
+                return request(&shared, &actions, ONE_SERVER, out);
             }
             request(&shared, &actions, message, out)
         }

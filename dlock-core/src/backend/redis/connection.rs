@@ -43,6 +43,8 @@ pub(super) struct Link {
     eviction: Eviction,
     /// Shorter than a call may take, so that its caller hears why there is none.
     connect_timeout: Duration,
+    /// Whether the server wants the keys of one call in one slot, as proxies do.
+    one_slot: AtomicBool,
     /// Whether there was a connection before.
     met: AtomicBool,
     state: Mutex<State>,
@@ -107,6 +109,7 @@ impl Link {
             shown,
             eviction,
             connect_timeout,
+            one_slot: AtomicBool::new(false),
             met,
             state,
             up,
@@ -162,6 +165,11 @@ impl Link {
     /// Who is told when a connection was made again.
     pub(super) fn set_listener(&self, listener: Weak<dyn Listener>) {
         let _ = self.listener.set(listener);
+    }
+
+    /// Whether each call must be on one key.
+    pub(super) fn wants_one_slot(&self) -> bool {
+        self.one_slot.load(Ordering::Relaxed)
     }
 
     /// Tells when the server is left for another one.
@@ -260,6 +268,10 @@ impl Link {
             self.end_because(live, errors::replica());
         }
         match answer {
+            answer if self.connector.may_be_a_proxy() && errors::is_of_several_slots(&answer) => {
+                self.one_slot.store(true, Ordering::Relaxed);
+                Err(errors::several_slots(operation))
+            }
             Value::ServerError(error) => Err(errors::refused(operation, &error)),
             answer => Ok(answer),
         }

@@ -68,6 +68,21 @@ pub(super) fn is_not_primary(answer: &Value) -> bool {
 
 const NOT_PRIMARY: [&str; 2] = ["READONLY", "MASTERDOWN"];
 
+/// Whether a call was refused because its keys are in several slots. Nothing was done then.
+pub(super) fn is_of_several_slots(answer: &Value) -> bool {
+    let Value::ServerError(error) = answer else { return false };
+    let details = error.details().unwrap_or_default();
+    // The second one is what proxies of some services say.
+    error.code() == "CROSSSLOT" || is_in(details, "CROSSSLOT") || details.contains("same slot")
+}
+
+/// The same, at a server that is from now on sent one key at a time.
+pub(super) fn several_slots(operation: Operation) -> Error {
+    Error::new(ErrorKind::Unavailable, operation).with_message(
+        "the keys of a call must share a slot at this server; from now on each call is on one key",
+    )
+}
+
 /// Whether a code is in the text of an error: before version 7 a script's error hides
 /// it there.
 fn is_in(details: &str, code: &str) -> bool {
@@ -152,7 +167,7 @@ const FAULTS: &[(&str, ErrorKind, &str)] = &[
     (
         "CROSSSLOT",
         ErrorKind::Config,
-        "this is a node of a Redis Cluster; write redis+cluster://host:port",
+        "the keys of a call must share a slot here: this is a proxy in front of several servers, or a node of a Redis Cluster; write redis:// for a proxy (it cannot be a node of redlock://), and redis+cluster:// for a cluster",
     ),
 ];
 

@@ -58,7 +58,7 @@ pub use self::redisson::Redisson;
 pub use self::redlock::RedLock;
 use self::replication::{MinReplicas, ServedBy};
 use self::route::Route;
-use self::scripts::{Run, Scripts};
+use self::scripts::Run;
 use super::per_holder::PerHolder;
 use super::{
     Backend, Batch, Break, Call, Capabilities, Cursor, KeyState, Listener, Page, ServerState,
@@ -127,7 +127,6 @@ pub struct Redis {
     after_failover: OnceLock<Arc<AfterFailover>>,
     /// The [tail](Self::tail) of records.
     tail: PerHolder<Arc<str>>,
-    scripts: &'static Scripts,
     min_replicas: Option<MinReplicas>,
 }
 
@@ -171,10 +170,6 @@ impl Redis {
         let names = Names::new(&config.namespace);
         let channel = codec::channel(rand::random());
         let notices = Notices::new(channel, names.clone(), config.min_replicas > 0);
-        let scripts = match route {
-            Route::Server(_) => Scripts::of_a_server(),
-            Route::Cluster(_) => Scripts::of_a_cluster(),
-        };
         let shards = matches!(route, Route::Cluster(_)).then(ShardNotices::new);
         let (waits, names_read) = (notices.waits.clone(), names.clone());
         let releases =
@@ -194,7 +189,6 @@ impl Redis {
             listener,
             after_failover,
             tail,
-            scripts,
             min_replicas,
         })
     }
@@ -239,7 +233,7 @@ impl Redis {
 
     /// Calls in the words of the script.
     fn encode(&self, requests: &[Request]) -> Run {
-        let mut run = self.scripts.calls.on(requests.len());
+        let mut run = self.locks.scripts().calls.on(requests.len());
         for request in requests {
             let claim = request.claim();
             run.write(|word| self.names.write_state(&claim.key, claim.mode.is_permits(), word));
@@ -276,7 +270,11 @@ impl Redis {
     }
 
     async fn make(&self, requests: &[Request]) -> Vec<Answer> {
-        if self.locks.server().is_some() {
+        if requests.len() > 1 && has_acquire(requests) {
+            // Then it is known how many keys a run may have.
+            let _ = self.locks.connected(requests[0].operation()).await;
+        }
+        if !self.locks.wants_one_key() {
             return self.make_together(requests).await;
         }
         requests.iter().for_each(|request| self.leased(request));
@@ -320,8 +318,7 @@ impl Backend for Redis {
         let Some(releases) = self.reader.releases.clone() else {
             return self.locks.set_listener(listener);
         };
-        let scripts = self.scripts;
-        let after = Arc::new(AfterFailover { listener, releases, scripts });
+        let after = Arc::new(AfterFailover { listener, releases });
         let after = self.after_failover.get_or_init(|| after);
         let listener: Arc<dyn Listener> = after.clone();
         self.locks.set_listener(Arc::downgrade(&listener));
@@ -340,6 +337,9 @@ impl Backend for Redis {
             return Err(batch); // it is waited for, a little
         }
         let link = match &self.locks {
+            Route::Server(link) if link.wants_one_slot() && requests.len() > 1 => {
+                return Err(batch); // they are made one by one
+            }
             Route::Server(link) => link,
             Route::Cluster(cluster) => {
                 let encode = |request: &Request| self.encode(std::slice::from_ref(request));

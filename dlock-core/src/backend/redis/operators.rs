@@ -24,7 +24,7 @@ impl Redis {
         let unreadable = |_| errors::unreadable(Operation::Inspect);
         let mut state = KeyState::default();
         for permits in [false, true] {
-            let (name, run) = self.on(&self.scripts.inspect, key, permits);
+            let (name, run) = self.on(&self.route.scripts().inspect, key, permits);
             let (_, answer) = self.route.run(Operation::Inspect, &name, &run).await?;
             let (now, holders, waiters): (u64, Vec<String>, Vec<String>) =
                 from_redis_value(answer).map_err(unreadable)?;
@@ -43,7 +43,7 @@ impl Redis {
         let by = by.to_string();
         let mut broken = 0;
         for permits in [false, true] {
-            let (name, mut run) = self.on(&self.scripts.break_lock, key, permits);
+            let (name, mut run) = self.on(&self.route.scripts().break_lock, key, permits);
             run.arg(&by).arg(codec::micros(delay));
             let (_, answer) = self.route.run(Operation::Break, &name, &run).await?;
             let count: usize =

@@ -91,7 +91,6 @@ fn remember(recent: &mut VecDeque<Released>, released: Released) {
 pub(super) struct AfterFailover {
     pub(super) listener: Weak<dyn Listener>,
     pub(super) releases: Arc<RecentReleases>,
-    pub(super) scripts: &'static Scripts,
 }
 
 impl Listener for AfterFailover {
@@ -103,9 +102,9 @@ impl Listener for AfterFailover {
 
     fn on_reconnected(&self) {
         for released in self.releases.latest() {
-            let (releases, scripts) = (self.releases.clone(), self.scripts);
+            let releases = self.releases.clone();
             tokio::spawn(async move {
-                let again = release_again(&releases, scripts, &released);
+                let again = release_again(&releases, &released);
                 let _ = tokio::time::timeout(PATIENCE, again).await; // else the ttl ends them
             });
         }
@@ -118,13 +117,12 @@ impl Listener for AfterFailover {
 /// Makes releases at one server again.
 async fn release_again(
     RecentReleases { route, names, .. }: &RecentReleases,
-    scripts: &'static Scripts,
     released: &[Released],
 ) {
-    let one_server = route.server().is_some();
+    let scripts = route.scripts();
+    let together = if route.wants_one_key() { 1 } else { TOGETHER };
     for some in released.chunks(TOGETHER) {
-        // In a cluster a run is on one key.
-        let runs = some.chunks(if one_server { TOGETHER } else { 1 }).map(|run_of| async {
+        let runs = some.chunks(together).map(|run_of| async {
             let name = names.state(&run_of[0].key, run_of[0].permits);
             route.run(Operation::Release, &name, &run(names, scripts, run_of)).await
         });

@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 use super::cluster::{Cluster, Sent};
 use super::connection::Link;
 use super::replication::ServedBy;
-use super::scripts::Run;
+use super::scripts::{Run, Scripts};
 use crate::backend::Listener;
 use crate::error::{Operation, Result};
 
@@ -36,6 +36,16 @@ impl Route {
             Route::Server(link) => Some(link),
             Route::Cluster(_) => None,
         }
+    }
+
+    /// Whether a run of a script must be on one key.
+    pub(super) fn wants_one_key(&self) -> bool {
+        self.server().is_none_or(|link| link.wants_one_slot())
+    }
+
+    /// The scripts. Behind a proxy a slot may move as in a cluster.
+    pub(super) fn scripts(&self) -> &'static Scripts {
+        if self.wants_one_key() { Scripts::of_a_cluster() } else { Scripts::of_a_server() }
     }
 
     /// Whether a replica may become the primary.

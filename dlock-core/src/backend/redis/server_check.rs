@@ -69,6 +69,16 @@ pub(super) async fn check(
     Ok(())
 }
 
+/// Whether the keys of one call must share a slot: a proxy in front of several servers calls
+/// itself one server, and refuses a script whose keys are at two of them.
+pub(super) async fn wants_one_slot(connection: &Connection) -> Result<bool> {
+    let mut probe = cmd("EVAL");
+    probe.arg("return 1").arg(2).arg("dlock:2:{a}:slot").arg("dlock:2:{b}:slot");
+    let answer = connection.send(&probe).await;
+    let answer = answer.map_err(|error| errors::unanswered(Operation::Connect, &error))?;
+    Ok(errors::is_of_several_slots(&answer))
+}
+
 async fn info(connection: &Connection) -> Result<Option<String>> {
     let answer = connection.send(&cmd("INFO")).await;
     match answer.map_err(|error| errors::unanswered(Operation::Connect, &error))? {

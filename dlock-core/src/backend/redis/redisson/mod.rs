@@ -25,6 +25,7 @@ use self::names::{Names, field, field_of};
 use super::answers::{one_each, read_all};
 use super::connection::Link;
 use super::connector::{Connector, Provider, UserConnection};
+use super::join_all::join_all;
 use super::scripts::{Code, Run};
 use super::{codec, errors, exclusive_only, has_acquire, tokens};
 use crate::backend::per_holder::PerHolder;
@@ -136,6 +137,10 @@ impl Redisson {
             return answers;
         }
         let Some(first) = requests.first() else { return Vec::new() };
+        if shared.link.wants_one_slot() && requests.len() > 1 {
+            let each = join_all(requests.chunks(1).map(|one| Box::pin(self.make(one))));
+            return each.await.into_iter().flatten().collect();
+        }
         let (run, sent) = (shared.encode(requests), Instant::now());
         let answer = shared.link.run(first.operation(), &run).await;
         shared.read(requests, answer, sent)
@@ -296,7 +301,8 @@ impl Backend for Redisson {
         let shared = &self.shared;
         let requests = batch.requests();
         let is_first = has_acquire(requests) && shared.runtime.get().is_none();
-        if is_first || requests.iter().any(is_unsupported) {
+        let one_by_one = shared.link.wants_one_slot() && requests.len() > 1;
+        if is_first || one_by_one || requests.iter().any(is_unsupported) {
             return Err(batch);
         }
         let Some(live) = shared.link.plain() else { return Err(batch) };
