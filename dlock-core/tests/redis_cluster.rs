@@ -344,6 +344,59 @@ async fn a_node_that_was_removed_is_not_believed() {
     assert!(report.checked > 200, "{}", report.checked);
 }
 
+/// The primary stops with renewals on their way to it, and its host keeps the connections.
+/// Who lost a lock by the failover hears it within a second of the promotion, and not when
+/// the renewal is given up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loser_is_told_although_its_renewal_is_unanswered() {
+    let Some(cluster) = ClusterServers::start() else { return };
+    let builder = client(&cluster.url()).ttl(Duration::from_secs(30)).wait(TTL);
+    let client = builder.call_timeout(Duration::from_secs(10)).connect_lazy().expect("a client");
+    let keys = keys_at(&cluster, 0, 30);
+    let slot = slot_of(&cluster, &keys[0]);
+    blocking(|| block_replication(&cluster.nodes[0]));
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(client.mutex(key.as_str()).lock().await.expect("the lock"));
+    }
+    // Renewals are spread out over some seconds, the last of them after ten.
+    let calls = || {
+        let said = blocking(|| cluster.nodes[0].cli(&["INFO", "commandstats"]));
+        let line = said.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        line.and_then(|line| line.split(',').next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let before = calls();
+    eventually("the renewals have begun", async || calls() > before).await;
+    cluster.nodes[0].pause();
+    blocking(|| cluster.await_failover(slot, 0));
+    let promoted = Instant::now();
+    for guard in &guards {
+        assert_eq!(guard.lost().await, LossReason::Forgotten);
+    }
+    println!("all of them are told {:?} after the promotion", promoted.elapsed());
+    assert!(promoted.elapsed() < AFTER_PROMOTION, "{:?}", promoted.elapsed());
+    cluster.nodes[0].resume();
+}
+
+/// The first node of the URL is removed from the cluster and still runs. It hears of nothing
+/// any more, so notices are heard elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn notices_are_heard_although_a_node_was_removed() {
+    let Some(cluster) = without_failovers() else { return };
+    let (holder, operator) = (patient(&cluster.url_of_all()), patient(&cluster.url()));
+    let ttl = Duration::from_secs(60);
+    let (before, after) = (holder.mutex("before").ttl(ttl), holder.mutex("after").ttl(ttl));
+    let before = before.lock().await.expect("the lock");
+    blocking(|| cluster.remove_replica(cluster.nodes.len() - 1));
+    let after = after.lock().await.expect("the lock");
+    for (key, guard) in [("before", before), ("after", after)] {
+        let began = Instant::now();
+        assert_eq!(operator.break_lock(key).await.expect("broken"), 1);
+        assert!(matches!(guard.lost().await, LossReason::Broken { .. }));
+        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    }
+}
+
 /// A hand-over is told at the node that makes it, and not to every node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hand_overs_are_told_at_one_node() {

@@ -13,6 +13,7 @@ use redis::{
     TlsCertificates, Value,
 };
 
+use tokio::sync::watch;
 use url::Url;
 
 use super::address::Address;
@@ -214,6 +215,17 @@ impl Connector {
         }
     }
 
+    /// Whether there may be a proxy with several servers behind the address.
+    pub(super) fn may_be_a_proxy(&self) -> bool {
+        matches!(
+            self,
+            Connector::Address(_)
+                | Connector::UserConnection(
+                    UserConnection::Client(_) | UserConnection::Manager(..)
+                )
+        )
+    }
+
     /// Says what must be said on a connection before anything else.
     pub(super) async fn handshake(&self, connection: &Connection) -> Result<()> {
         match self {
@@ -285,7 +297,7 @@ impl Connector {
             return Ok(Connection::Plain(Pipeline::start(socket)));
         }
         let connected = client.get_multiplexed_async_connection_with_config(&settings()).await;
-        connected.map(Connection::Tls).map_err(unreachable)
+        connected.map(|it| Connection::Tls(TlsConnection::new(it))).map_err(unreachable)
     }
 }
 
@@ -301,15 +313,43 @@ pub(super) fn settings() -> AsyncConnectionConfig {
 #[derive(Clone)]
 pub(super) enum Connection {
     Plain(Arc<Pipeline>),
-    Tls(MultiplexedConnection),
+    Tls(Arc<TlsConnection>),
     Managed(ConnectionManager),
+}
+
+/// A connection of the driver crate that can be ended while requests are on it.
+pub(super) struct TlsConnection {
+    connection: MultiplexedConnection,
+    closed: watch::Sender<bool>,
+}
+
+impl TlsConnection {
+    fn new(connection: MultiplexedConnection) -> Arc<Self> {
+        Arc::new(TlsConnection { connection, closed: watch::Sender::new(false) })
+    }
+
+    /// The answer, unless the connection is closed before it comes.
+    async fn unless_closed<T>(
+        &self,
+        answer: impl AsyncFnOnce(MultiplexedConnection) -> RedisResult<T>,
+    ) -> RedisResult<T> {
+        let mut closed = self.closed.subscribe();
+        tokio::select! {
+            answer = answer(self.connection.clone()) => answer,
+            _ = closed.wait_for(|closed| *closed) => {
+                Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into())
+            }
+        }
+    }
 }
 
 impl Connection {
     pub(super) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
         match self {
             Connection::Plain(pipeline) => pipeline.send(command).await,
-            Connection::Tls(connection) => connection.clone().send_packed_command(command).await,
+            Connection::Tls(tls) => {
+                tls.unless_closed(async |mut it| it.send_packed_command(command).await).await
+            }
             Connection::Managed(manager) => manager.clone().send_packed_command(command).await,
         }
     }
@@ -321,8 +361,8 @@ impl Connection {
         both.add_command(first.clone()).add_command(command.clone());
         let mut answers = match self {
             Connection::Plain(pipeline) => return pipeline.send_after(first, command).await,
-            Connection::Tls(connection) => {
-                connection.clone().send_packed_commands(&both, 0, 2).await?
+            Connection::Tls(tls) => {
+                tls.unless_closed(async |mut it| it.send_packed_commands(&both, 0, 2).await).await?
             }
             Connection::Managed(manager) => {
                 manager.clone().send_packed_commands(&both, 0, 2).await?
@@ -333,8 +373,10 @@ impl Connection {
 
     /// Ends the connection, unless it is the user's.
     pub(super) fn close(&self) {
-        if let Connection::Plain(pipeline) = self {
-            pipeline.close();
+        match self {
+            Connection::Plain(pipeline) => pipeline.close(),
+            Connection::Tls(tls) => drop(tls.closed.send_replace(true)),
+            Connection::Managed(_) => {}
         }
     }
 }

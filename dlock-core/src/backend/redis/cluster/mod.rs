@@ -64,6 +64,8 @@ pub(super) struct Cluster {
     identity: Arc<Identity>,
     /// The epoch of the map.
     epoch: AtomicU64,
+    /// How often the map has changed.
+    map_changes: AtomicU64,
     /// Whether all nodes that told the map serve their slots.
     is_serving: AtomicBool,
     refreshed: tokio::sync::Mutex<Option<Instant>>,
@@ -111,6 +113,7 @@ impl Cluster {
             links: Mutex::default(),
             identity: Arc::default(),
             epoch: AtomicU64::new(0),
+            map_changes: AtomicU64::new(0),
             is_serving: AtomicBool::new(true),
             refreshed: tokio::sync::Mutex::new(None),
             stale: Arc::default(),
@@ -278,12 +281,17 @@ impl Cluster {
         Ok(nodes.iter().map(|node| (node.to_string(), self.link(node))).collect())
     }
 
-    /// A link that has a connection, at which notices are heard.
+    /// A link to a primary that has a connection. There notices are heard: a node that was
+    /// removed from the cluster still answers, and hears nothing.
     pub(super) async fn any_link(self: &Arc<Self>) -> Arc<Link> {
         loop {
-            let up = self.links.lock().iter().find(|(_, link)| link.has_connection()).cloned();
-            if let Some((_, link)) = up {
-                return link;
+            let primaries: Vec<Node> = self.map.read().primaries().into_iter().cloned().collect();
+            let mut links: Vec<_> = primaries.iter().map(|node| self.link(node)).collect();
+            links.sort_by_key(|link| !link.has_connection());
+            for link in links {
+                if link.connected(Operation::Connect).await.is_ok() {
+                    return link;
+                }
             }
             tokio::time::sleep(TRY_AGAIN).await;
         }

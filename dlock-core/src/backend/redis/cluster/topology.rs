@@ -30,9 +30,35 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 const ASKED: usize = 5;
 /// How long the others have after the first answer. One of them may know better.
 const OTHER_ANSWERS: Duration = Duration::from_millis(100);
-/// For how long the map is asked for again and again after a new epoch was seen: a replica
-/// raises it when it asks for votes, which is before it is the primary.
-const ELECTION: Duration = Duration::from_secs(2);
+/// For how long the map is asked for again and again after a new epoch was seen, if it does
+/// not change: longer than votes take.
+const ELECTION: Duration = Duration::from_secs(30);
+/// The same after it changed. Another part of it may still change.
+const AFTER_CHANGE: Duration = Duration::from_secs(2);
+
+/// Whether a replica may be about to be promoted: it raises the epoch when it asks for
+/// votes, which is before it is the primary.
+#[derive(Default)]
+struct Election {
+    epoch: u64,
+    changes: u64,
+    until: Option<Instant>,
+}
+
+impl Election {
+    /// `changes`: how often the map has changed.
+    fn is_under_way(&mut self, now: Instant, epoch: u64, changes: u64) -> bool {
+        let before = std::mem::replace(&mut self.epoch, epoch);
+        let changed = std::mem::replace(&mut self.changes, changes) != changes;
+        if before != 0 && before != epoch {
+            self.until = Some(now + ELECTION);
+        }
+        if changed && self.until.is_some() {
+            self.until = Some(now + AFTER_CHANGE);
+        }
+        self.until.is_some_and(|until| now < until)
+    }
+}
 
 impl Cluster {
     /// Asks for the map, unless that was just done.
@@ -134,13 +160,22 @@ impl Cluster {
         let (gone, kept) = {
             let mut known = self.map.write();
             let nodes: Vec<Node> = map.primaries().into_iter().cloned().collect();
-            let gone = known.primaries().into_iter().any(|node| !nodes.contains(node));
+            let gone: Vec<Node> =
+                known.primaries().into_iter().filter(|it| !nodes.contains(it)).cloned().collect();
+            if !known.agrees_with(&map) {
+                self.map_changes.fetch_add(1, Ordering::Relaxed);
+            }
             *known = map;
             (gone, nodes)
         };
-        let mut links = self.links.lock();
-        links.retain(|(node, _)| kept.contains(node) || self.seeds.contains(node));
-        drop(links);
+        {
+            let mut links = self.links.lock();
+            for (_, link) in links.iter().filter(|(node, _)| gone.contains(node)) {
+                link.demoted();
+            }
+            links.retain(|(node, _)| kept.contains(node) || self.seeds.contains(node));
+        }
+        let gone = !gone.is_empty();
         if gone {
             tracing::info!(target: "dlock::redis", "another node of the cluster is a primary");
         }
@@ -163,7 +198,7 @@ impl Cluster {
         let cluster = Arc::downgrade(self);
         let watching = tokio::spawn(async move {
             let (mut pause, mut turn, mut looked) = (LONGEST, 0, Instant::now());
-            let (mut epoch, mut election): (u64, Option<Instant>) = (0, None);
+            let mut election = Election::default();
             loop {
                 let is_stale = tokio::select! {
                     () = stale.notified() => true,
@@ -173,14 +208,13 @@ impl Cluster {
                 let Some(cluster) = cluster.upgrade() else { return };
                 let is_serving = cluster.is_serving.load(Ordering::Relaxed);
                 let is_lost = !cluster.lost_primaries().is_empty() || !is_serving;
-                let before = std::mem::replace(&mut epoch, cluster.epoch.load(Ordering::Relaxed));
-                if before != 0 && before != epoch {
-                    election = Some(Instant::now());
-                }
+                let epoch = cluster.epoch.load(Ordering::Relaxed);
+                let changes = cluster.map_changes.load(Ordering::Relaxed);
+                let is_voting = election.is_under_way(Instant::now(), epoch, changes);
                 if is_stale
                     || is_lost
                     || looked.elapsed() >= LONGEST
-                    || election.is_some_and(|began| began.elapsed() < ELECTION)
+                    || is_voting
                     || cluster.has_new_epoch(turn).await
                 {
                     looked = Instant::now();
@@ -283,4 +317,26 @@ fn not_a_cluster(node: &Node) -> Error {
     Error::new(ErrorKind::Config, Operation::Connect).with_message(format!(
         "the server at {node} is not a node of a Redis Cluster; write redis://{node} for one server"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_promotion_is_looked_for_until_the_map_has_changed() {
+        let (start, mut election) = (Instant::now(), Election::default());
+        let mut is_under_way = |seconds, epoch, changes| {
+            election.is_under_way(start + Duration::from_secs(seconds), epoch, changes)
+        };
+        assert!(!is_under_way(0, 7, 1), "the first look");
+        assert!(!is_under_way(1, 7, 1));
+        assert!(is_under_way(2, 8, 1), "votes are asked for");
+        assert!(is_under_way(12, 8, 1), "they take long");
+        assert!(is_under_way(13, 8, 2), "the map has changed");
+        assert!(is_under_way(14, 8, 2), "another part of it may change");
+        assert!(!is_under_way(15, 8, 2));
+        assert!(is_under_way(16, 9, 2));
+        assert!(!is_under_way(46, 9, 2), "nobody was promoted");
+    }
 }

@@ -15,6 +15,9 @@ use super::{Link, Live, State};
 use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::error::Operation;
 
+/// How long a primary that is none any more has for the calls that are on their way to it.
+const PROMPT: Duration = Duration::from_millis(100);
+
 impl Link {
     /// Leaves a server that is not the primary any more, and looks for the new one at
     /// once.
@@ -32,7 +35,12 @@ impl Link {
                     *next = Instant::now();
                     None
                 }
-                State::Connecting(_) => return self.moved.store(true, Ordering::Relaxed),
+                State::Connecting(_) => {
+                    // The attempt ends, and the next one begins at once.
+                    self.moved.store(true, Ordering::Relaxed);
+                    self.left.send_modify(|left| *left += 1);
+                    return;
+                }
             }
         };
         self.left.send_modify(|left| *left += 1);
@@ -41,6 +49,20 @@ impl Link {
         }
         let link = self.clone();
         tokio::spawn(async move { link.connected(Operation::Connect).await });
+    }
+
+    /// The server is not a primary any more. What it does not answer within `PROMPT` is not
+    /// waited for: a host that stopped keeps its connections.
+    pub(in super::super) fn demoted(self: &Arc<Self>) {
+        self.left.send_modify(|left| *left += 1);
+        let State::Up(live) = &*self.state.lock() else { return };
+        let (link, live, since) = (self.clone(), live.clone(), Instant::now());
+        tokio::spawn(async move {
+            tokio::time::sleep(PROMPT).await;
+            if !live.heard_since(since) {
+                link.end_because(&live, errors::replica());
+            }
+        });
     }
 
     /// Listens to those who know where the primary is, from the first connection on.
@@ -79,6 +101,7 @@ impl Attempt {
     pub(super) async fn run(self) {
         let link = &self.link;
         let since = Instant::now();
+        let mut leaving = link.leaving();
         let connecting = async {
             let connection = link.connector.connection().await;
             let connection = connection.map_err(|why| link.connector.explained(why))?;
@@ -88,11 +111,18 @@ impl Attempt {
             let kind = link.connector.kind();
             server_check::check(&live.connection, kind, link.eviction, first).await?;
             link.connector.handshake(&live.connection).await?;
+            if link.connector.may_be_a_proxy() {
+                let one_slot = server_check::wants_one_slot(&live.connection).await?;
+                link.one_slot.store(one_slot, Ordering::Relaxed);
+            }
             Ok(live)
         };
-        let connected = match tokio::time::timeout(link.connect_timeout, connecting).await {
-            Ok(connected) => connected,
-            Err(_) => Err(link.connector.explained(errors::silent(&link.shown))),
+        let connecting = tokio::time::timeout(link.connect_timeout, connecting);
+        let connected = tokio::select! {
+            connected = connecting => connected.unwrap_or_else(|_| {
+                Err(link.connector.explained(errors::silent(&link.shown)))
+            }),
+            _ = leaving.changed() => Err(errors::replica()),
         };
         match connected {
             Ok(live) => {
