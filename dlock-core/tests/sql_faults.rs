@@ -1,7 +1,7 @@
 //! Faults of SQL servers, networks and clients, on real servers.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock::backend::sql::{MySql, Postgres, Sqlite};
@@ -10,6 +10,7 @@ use dlock_testkit::commit_proxy::cut_at_commit;
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
 use dlock_testkit::holder::{HolderProcess, number};
+use tokio::net::{TcpListener, TcpStream};
 
 fn builder(url: &str) -> DlockBuilder {
     let builder = Dlock::builder().url(&format!("{url}?migrate=true"));
@@ -240,6 +241,68 @@ async fn idle_rows_are_removed() {
     let url = server.url();
     let mysql = MySql::new(&format!("{url}?migrate=true"), "test").expect("a backend");
     swept(client(&url).await, async || mysql.sweep(Duration::ZERO).await.expect("a sweep")).await;
+}
+
+/// Forwards each new connection to the server at this port; open ones stay where they are.
+async fn forward_new(to: Arc<AtomicU16>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let to = to.load(Ordering::SeqCst);
+            tokio::spawn(async move {
+                let mut server = TcpStream::connect(("127.0.0.1", to)).await.expect("a server");
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    port
+}
+
+/// A planned switchover: the primary is made read-only and goes on with its connections, while
+/// the address leads to another server. The client follows, and takes no lock on the old one.
+async fn demoted(url: impl Fn(u16) -> String, old: (u16, impl Fn()), new: u16) {
+    let to = Arc::new(AtomicU16::new(old.0));
+    let dlock = client(&url(forward_new(to.clone()).await)).await;
+    let at = async |port| builder(&url(port)).connect().await.expect("a client");
+    let (at_old, at_new) = (at(old.0).await, at(new).await);
+    drop(dlock.mutex("warm").lock().await.expect("the lock"));
+    to.store(new, Ordering::SeqCst);
+    (old.1)();
+    let began = Instant::now();
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    let holders = async |dlock: &Dlock| dlock.inspect("a").await.expect("a look").holders.len();
+    assert_eq!(holders(&at_old).await, 0, "it took the lock on the old primary");
+    assert_eq!(holders(&at_new).await, 1);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_demoted_mariadb_is_left() {
+    // `root` may write although `read_only` is on.
+    for user in ["shop", "root"] {
+        let (Some(old), Some(new)) = (MariaDbServer::start(), MariaDbServer::start()) else {
+            return;
+        };
+        for server in [&old, &new] {
+            server.sql("CREATE USER shop; GRANT ALL ON dlock.* TO shop");
+        }
+        let url = |port| format!("mysql://{user}@127.0.0.1:{port}/dlock");
+        let demote = || drop(old.sql("SET GLOBAL read_only = 1"));
+        demoted(url, (old.port(), demote), new.port()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_demoted_postgres_is_left() {
+    let (Some(old), Some(new)) = (PostgresServer::start(), PostgresServer::start()) else { return };
+    let url = |port| format!("postgres://dlock@127.0.0.1:{port}/dlock");
+    let demote = || {
+        old.sql("ALTER SYSTEM SET default_transaction_read_only = on");
+        old.sql("SELECT pg_reload_conf()");
+    };
+    demoted(url, (old.port(), demote), new.port()).await;
 }
 
 /// A commit whose answer is lost is settled by the owner: the lock is neither lost nor

@@ -16,9 +16,11 @@ pub enum Cause {
     Locked,
     /// The connection is gone.
     Disconnected,
-    /// The server refuses connections or changes for now: too many connections, a full
-    /// disk, a standby.
+    /// The server refuses connections or changes for now: too many connections, a full disk.
     Refused(&'static str),
+    /// The server takes no changes: it is a replica, or was made one while this connection was
+    /// open. Another connection may reach the primary.
+    ReadOnly,
     /// The user or the password is wrong.
     Credentials,
     /// The rights of the user do not suffice.
@@ -72,6 +74,12 @@ impl Fault {
             Cause::Refused(why) => {
                 (ErrorKind::Unavailable, format!("the database at {address} refuses: {why}"))
             }
+            Cause::ReadOnly => (
+                ErrorKind::Unavailable,
+                format!(
+                    "the database at {address} refuses: it is a replica, or read-only; give the address of the primary"
+                ),
+            ),
             Cause::Credentials => (
                 ErrorKind::Denied,
                 format!(
@@ -125,7 +133,12 @@ impl Fault {
     /// Whether the same transaction may succeed at once.
     pub(super) fn is_passing(&self) -> bool {
         self.error.kind() == ErrorKind::Unavailable
-            && matches!(self.cause, Cause::Conflict | Cause::Disconnected)
+            && (self.cause == Cause::Conflict || self.leaves_server())
+    }
+
+    /// Whether the connections of now are of no use, and others may be.
+    pub(super) fn leaves_server(&self) -> bool {
+        matches!(self.cause, Cause::Disconnected | Cause::ReadOnly)
     }
 }
 
@@ -142,6 +155,21 @@ fn broken(error: &sqlx::Error) -> String {
     }
 }
 
+/// A server of MariaDB or MySQL is read-only, although this user may write.
+#[cfg(feature = "mysql")]
+#[derive(Debug)]
+pub(super) struct ServerIsReadOnly;
+
+#[cfg(feature = "mysql")]
+impl std::fmt::Display for ServerIsReadOnly {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("read_only is on")
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl std::error::Error for ServerIsReadOnly {}
+
 /// The server's own error, or what another one means.
 pub(super) fn of_the_driver(error: &sqlx::Error) -> Result<&dyn DatabaseError, Cause> {
     match error {
@@ -150,6 +178,10 @@ pub(super) fn of_the_driver(error: &sqlx::Error) -> Result<&dyn DatabaseError, C
         | sqlx::Error::Tls(_)
         | sqlx::Error::Protocol(_)
         | sqlx::Error::WorkerCrashed => Err(Cause::Disconnected),
+        #[cfg(feature = "mysql")]
+        sqlx::Error::AnyDriverError(error) if error.is::<ServerIsReadOnly>() => {
+            Err(Cause::ReadOnly)
+        }
         _ => Err(Cause::Other),
     }
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use sqlx::error::DatabaseError;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlSslMode};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, raw_sql};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _, raw_sql};
 use url::Url;
 
 use super::Sql;
 use super::address::{self, Server, with_tls_files};
 use super::database::{COLUMNS, Database, RowWrite};
-use super::errors::{Cause, NO_DATABASE, OTHER_TABLES};
+use super::errors::{Cause, NO_DATABASE, OTHER_TABLES, ServerIsReadOnly};
 use super::session::{Dialect, Session};
 use crate::config::{Settings, SslMode};
 use crate::error::Result;
@@ -137,7 +137,15 @@ impl Database for MySqlDatabase {
     }
 
     async fn begin(&self, conn: &mut MySqlConnection) -> sqlx::Result<()> {
-        raw_sql("START TRANSACTION").execute(conn).await.map(drop)
+        // A user with SUPER or READ_ONLY ADMIN writes to a replica as well, where nobody else
+        // would see its locks. In some versions the variable is a number, in others a word.
+        let sql = "START TRANSACTION; \
+             SELECT CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF') AS read_only";
+        let rows = raw_sql(sql).fetch_all(conn).await?;
+        match rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()? {
+            Some(0) => Ok(()),
+            _ => Err(sqlx::Error::AnyDriverError(Box::new(ServerIsReadOnly))),
+        }
     }
 
     async fn write(&self, conn: &mut MySqlConnection, rows: Vec<RowWrite>) -> sqlx::Result<bool> {
@@ -166,9 +174,7 @@ pub(super) fn cause(error: &(dyn DatabaseError + 'static)) -> Cause {
         1146 => Cause::NoTables,
         1040 | 1203 | 1226 => Cause::Refused("it has too many connections"),
         1021 | 1041 | 1114 => Cause::Refused("its disk or memory is full"),
-        1290 | 1836 | 1792 => {
-            Cause::Refused("it is a replica, or read-only; give the address of the primary")
-        }
+        1290 | 1836 | 1792 => Cause::ReadOnly,
         1053 | 1927 | 1317 | 4031 | 1077 => Cause::Disconnected,
         _ => Cause::Other,
     }

@@ -200,7 +200,7 @@ pub(super) fn cause(error: &(dyn DatabaseError + 'static)) -> Cause {
         "42703" | "42804" => OTHER_TABLES,
         "53300" => Cause::Refused("it has too many connections"),
         "53100" => Cause::Refused("its disk is full"),
-        "25006" => Cause::Refused("it is a standby, or read-only; give the address of the primary"),
+        "25006" => Cause::ReadOnly,
         "57P03" => Cause::Refused("it is starting or stopping"),
         "57P01" | "57P02" | "25P03" => Cause::Disconnected,
         code if code.starts_with("08") => Cause::Disconnected,

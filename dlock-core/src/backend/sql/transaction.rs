@@ -136,9 +136,7 @@ impl<D: Database> Store<D> {
 
     /// Ends a transaction after this fault.
     pub(super) async fn roll_back(&self, mut in_use: InUse<'_, D>, fault: Fault) -> Fault {
-        if fault.cause != Cause::Disconnected
-            && self.database.roll_back(in_use.conn()).await.is_ok()
-        {
+        if !fault.leaves_server() && self.database.roll_back(in_use.conn()).await.is_ok() {
             in_use.give_back();
         }
         fault
@@ -161,7 +159,7 @@ impl<D: Database> Store<D> {
             }
             Err(error) => match self.database.cause(&error) {
                 // The database says that it has not committed.
-                cause @ (Cause::Conflict | Cause::Refused(_)) => {
+                cause @ (Cause::Conflict | Cause::Refused(_) | Cause::ReadOnly) => {
                     Err(Fault::before_commit(cause, error, self.database.address()))
                 }
                 _ => Err(Fault::in_commit(error)),
@@ -356,7 +354,7 @@ impl Retry {
         is_passing: bool,
         close_idle: impl FnOnce(),
     ) -> Result<(), Fault> {
-        if fault.cause == Cause::Disconnected {
+        if fault.leaves_server() {
             close_idle();
             self.reconnects += 1;
         }
