@@ -1,6 +1,6 @@
 -- The least rights of a user that locks with dlock in MariaDB or MySQL. Run it in the
--- database of the tables, with your user instead of `shop`. Never add SUPER or READ_ONLY ADMIN
--- (in MySQL CONNECTION_ADMIN or SUPER): such a user writes to a replica as well.
+-- database of the tables, with your user instead of `shop`. Never add SUPER, READ_ONLY ADMIN
+-- (MariaDB) or CONNECTION_ADMIN (MySQL): such a user writes to a replica as well.
 GRANT SELECT, INSERT, UPDATE, DELETE ON dlock_lock TO shop;
 GRANT SELECT, UPDATE ON dlock_meta TO shop;
 -- Only for lock_in and its variants:

@@ -89,16 +89,21 @@ pub async fn lock_in<T: InTransaction>(tx: &mut T, key: impl IntoKey) -> Result<
 /// ```
 ///
 /// # Errors
-/// As [`lock_in`], but not `TimedOut`. After `Ok(false)` the transaction can go on.
+/// As [`lock_in`]. After `Ok(false)` the transaction can go on. `TimedOut` comes only from a
+/// MariaDB or MySQL with `innodb_rollback_on_timeout`, which rolls the transaction back when
+/// somebody else has locked the key: nothing of it was done, and it refuses further writes.
+///
+/// MySQL answers at once in transactions with READ COMMITTED. In others it waits for up to two
+/// seconds for a key that somebody else has locked.
 ///
 /// # Cancel safety
-/// As [`lock_in`].
+/// As [`lock_in_for`].
 pub async fn try_lock_in<T: InTransaction>(tx: &mut T, key: impl IntoKey) -> Result<bool> {
     tx.lock_row(&key.into_key()?, Wait::No).await
 }
 
 /// Locks a key until the transaction ends, and waits at most this long for it. Answers
-/// whether it did. MariaDB counts whole seconds.
+/// whether it did. MariaDB and MySQL count whole seconds.
 ///
 /// ```
 /// # #[cfg(feature = "postgres")]
@@ -115,7 +120,7 @@ pub async fn try_lock_in<T: InTransaction>(tx: &mut T, key: impl IntoKey) -> Res
 /// As [`try_lock_in`].
 ///
 /// # Cancel safety
-/// As [`lock_in`].
+/// As [`lock_in`]. On MySQL the connection may keep the time-out of this call; close it.
 pub async fn lock_in_for<T: InTransaction>(
     tx: &mut T,
     key: impl IntoKey,
@@ -143,7 +148,7 @@ pub async fn lock_in_for<T: InTransaction>(
 /// As [`try_lock_in`].
 ///
 /// # Cancel safety
-/// As [`lock_in`].
+/// As [`lock_in_for`].
 pub async fn lock_first_free_in<T: InTransaction, K: IntoKey>(
     tx: &mut T,
     keys: impl IntoIterator<Item = K>,

@@ -3,7 +3,7 @@
 
 use dlock::backend::sql::make_tables;
 use dlock::{Config, Dlock, Error, ErrorKind};
-use dlock_testkit::database_servers::MariaDbServer;
+use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
 
 /// Connects, takes a lock, and says why that fails.
 async fn refused(url: &str) -> Error {
@@ -58,4 +58,31 @@ async fn sqlite() {
     let url = format!("sqlite://{}", file.display());
     std::fs::write(&file, "a text that is long enough to be no header of SQLite").expect("a file");
     check(&url, ErrorKind::Config, "not one of SQLite").await;
+}
+
+/// Without a host in the URL the driver takes that of `PGHOST`. It is verified like that of a
+/// URL, unless it is local. A process of its own has the variables.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_of_the_environment_is_verified() {
+    const EXPECTED: &str = "DLOCK_TEST_EXPECTED";
+    const URL: &str = "postgres://dlock@/dlock";
+    match std::env::var(EXPECTED).as_deref() {
+        Ok("plain text") => return check(URL, ErrorKind::Config, "dlock schema").await,
+        Ok(_) => return check(URL, ErrorKind::Unavailable, "does not support TLS").await,
+        Err(_) => {}
+    }
+    let Some(server) = PostgresServer::start() else { return };
+    // In capitals it is a name like any other, and leads to the same server.
+    let directory = server.directory().display().to_string();
+    for (host, expected) in
+        [("LOCALHOST", "TLS"), ("localhost", "plain text"), (&*directory, "plain text")]
+    {
+        let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
+        child.args(["a_host_of_the_environment_is_verified", "--nocapture"]);
+        child.env_remove("PGHOSTADDR").env("PGPORT", server.port().to_string());
+        let output = child.env("PGHOST", host).env(EXPECTED, expected).output().expect("it runs");
+        let told = [output.stdout, output.stderr].concat();
+        let told = String::from_utf8_lossy(&told);
+        assert!(output.status.success() && told.contains("1 passed"), "{host}: {told}");
+    }
 }

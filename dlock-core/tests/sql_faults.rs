@@ -8,7 +8,7 @@ use dlock::backend::sql::{MySql, Postgres, Sqlite};
 use dlock::{Dlock, DlockBuilder, ErrorKind, ReleaseOutcome, State};
 use dlock_testkit::commit_proxy::cut_at_commit;
 use dlock_testkit::conformance::eventually;
-use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
+use dlock_testkit::database_servers::{MariaDbServer, MySqlServer, PostgresServer};
 use dlock_testkit::holder::{HolderProcess, number};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -53,6 +53,13 @@ async fn a_killed_postgres_keeps_its_locks() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_mariadb_keeps_its_locks() {
     let Some(server) = MariaDbServer::start() else { return };
+    let (url, server) = (server.url(), std::cell::RefCell::new(server));
+    killed(&url, || server.borrow_mut().kill(), || server.borrow_mut().restart()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_mysql_keeps_its_locks() {
+    let Some(server) = MySqlServer::start() else { return };
     let (url, server) = (server.url(), std::cell::RefCell::new(server));
     killed(&url, || server.borrow_mut().kill(), || server.borrow_mut().restart()).await;
 }
@@ -164,6 +171,53 @@ async fn a_locked_row_of_mariadb_holds_up_its_own_key_only() {
         tx
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_row_of_mysql_holds_up_its_own_key_only() {
+    let Some(server) = MySqlServer::start() else { return };
+    let pool = sqlx::MySqlPool::connect(&server.url()).await.expect("a pool");
+    locked_row(&server.url(), client(&server.url()).await, async || {
+        let mut tx = pool.begin().await.expect("a transaction");
+        sqlx::query(LOCK_STUCK).fetch_one(&mut *tx).await.expect("the row");
+        tx
+    })
+    .await;
+}
+
+/// Several replicas of a program start at the same time on an empty database, and each may make
+/// the tables.
+async fn migrated_by_many(url: &str, sql: impl Fn(&str) -> String) {
+    for round in 0..3 {
+        sql(&format!("CREATE DATABASE empty{round}"));
+        let url = format!("{}empty{round}", url.trim_end_matches("dlock"));
+        let connecting: Vec<_> = (0..8)
+            .map(|_| {
+                let builder = builder(&url);
+                tokio::spawn(async move { builder.connect().await })
+            })
+            .collect();
+        let mut clients = Vec::new();
+        for client in connecting {
+            clients.push(client.await.expect("the task").expect("a client"));
+        }
+        for dlock in &clients {
+            drop(dlock.mutex("a").lock().await.expect("the lock"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_may_make_the_tables_at_once() {
+    if let Some(server) = PostgresServer::start() {
+        migrated_by_many(&server.url(), |statement| server.sql(statement)).await;
+    }
+    if let Some(server) = MariaDbServer::start() {
+        migrated_by_many(&server.url(), |statement| server.sql(statement)).await;
+    }
+    if let Some(server) = MySqlServer::start() {
+        migrated_by_many(&server.url(), |statement| server.sql(statement)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -292,6 +346,14 @@ async fn a_demoted_mariadb_is_left() {
         let demote = || drop(old.sql("SET GLOBAL read_only = 1"));
         demoted(url, (old.port(), demote), new.port()).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_demoted_mysql_is_left() {
+    let (Some(old), Some(new)) = (MySqlServer::start(), MySqlServer::start()) else { return };
+    let url = |port| format!("mysql://root@127.0.0.1:{port}/dlock");
+    let demote = || drop(old.sql("SET GLOBAL read_only = 1"));
+    demoted(url, (old.port(), demote), new.port()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

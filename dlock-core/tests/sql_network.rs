@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{Dlock, State};
 use dlock_testkit::conformance::eventually;
-use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
+use dlock_testkit::database_servers::{MariaDbServer, MySqlServer, PostgresServer};
 use dlock_testkit::proxy::Proxy;
 
 async fn client(url: &str) -> Dlock {
@@ -50,6 +50,9 @@ async fn row_07_half_open_connections_are_left() {
         half_open(&server.url(), server.port()).await;
     }
     if let Some(server) = MariaDbServer::start() {
+        half_open(&server.url(), server.port()).await;
+    }
+    if let Some(server) = MySqlServer::start() {
         half_open(&server.url(), server.port()).await;
     }
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use dlock::backend::Cursor;
 use dlock::{Config, Dlock, ErrorKind, ReleaseOutcome};
-use dlock_testkit::database_servers::{MariaDbServer, PostgresServer};
+use dlock_testkit::conformance::eventually;
+use dlock_testkit::database_servers::{MariaDbServer, MySqlServer, PostgresServer};
 
 const POSTGRES: &str = include_str!("../../docs/postgres-grants.sql");
 const MYSQL: &str = include_str!("../../docs/mysql-grants.sql");
@@ -57,16 +58,60 @@ async fn postgres() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mariadb() {
-    let Some(server) = MariaDbServer::start() else { return };
-    make_tables(&server.url()).await;
-    server.sql("CREATE USER shop");
-    let url = server.url().replace("root@", "shop@");
+    if let Some(server) = MariaDbServer::start() {
+        least_rights(&server.url(), |statement| server.sql(statement)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mysql() {
+    if let Some(server) = MySqlServer::start() {
+        least_rights(&server.url(), |statement| server.sql(statement)).await;
+    }
+}
+
+async fn least_rights(url: &str, sql: impl Fn(&str) -> String) {
+    make_tables(url).await;
+    sql("CREATE USER shop");
+    let url = url.replace("root@", "shop@");
     is_denied(&url).await;
-    server.sql(&format!("USE dlock; {MYSQL}"));
+    sql(&format!("USE dlock; {MYSQL}"));
     everything_works(&url).await;
     let pool = sqlx::MySqlPool::connect(&url).await.expect("a pool");
     let mut tx = pool.begin().await.expect("a transaction");
     dlock::sql::lock_in(&mut tx, "a").await.expect("the lock");
-    server.sql("REVOKE INSERT ON dlock.dlock_lock FROM shop");
+    sql("REVOKE INSERT ON dlock.dlock_lock FROM shop");
     is_denied(&url).await;
+}
+
+/// `NOTIFY` is not needed: without the right to send messages a lock is handed over all the
+/// same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hand_overs_work_without_messages() {
+    let Some(server) = PostgresServer::start() else { return };
+    make_tables(&server.url()).await;
+    server.sql("CREATE ROLE shop LOGIN");
+    server.sql(POSTGRES);
+    server.sql("REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC");
+    let url = server.url().replace("dlock@", "shop@");
+    let builder = || Dlock::builder().url(&url).wait(Duration::from_secs(60));
+    let one = builder().connect().await.expect("a client");
+    let two = builder().connect().await.expect("a client");
+    let began = std::time::Instant::now();
+    let mut held = one.mutex("a").lock().await.expect("the lock");
+    for next in [&two, &one].into_iter().cycle().take(20) {
+        let waiting = tokio::spawn({
+            let lock = next.mutex("a");
+            async move { lock.lock().await }
+        });
+        eventually("it waits", async || {
+            !one.inspect("a").await.expect("a look").waiters.is_empty()
+        })
+        .await;
+        let token = held.token();
+        assert_eq!(held.release().await.expect("an answer"), ReleaseOutcome::Released);
+        held = waiting.await.expect("the task").expect("the lock");
+        assert!(held.token() > token);
+    }
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }

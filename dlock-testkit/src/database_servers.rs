@@ -1,4 +1,4 @@
-//! Real PostgreSQL, PgBouncer and MariaDB servers, started by the tests that need them: in
+//! Real PostgreSQL, PgBouncer, MariaDB and MySQL servers, started by the tests that need them: in
 //! a temporary directory, on a free loopback port, ended by their own process ids.
 
 use std::path::{Path, PathBuf};
@@ -264,17 +264,93 @@ impl MariaDbServer {
     }
 
     pub(crate) fn mariadb(&self, statement: &str) -> Result<String, String> {
-        let mut mariadb = Command::new("mariadb");
-        mariadb.args(["--no-defaults", "--protocol=tcp", "-h", "127.0.0.1", "-u", "root"]).args([
-            "-P",
-            &self.0.port.to_string(),
-            "-B",
-            "-N",
-            "-e",
-            statement,
-        ]);
-        printed(&mut mariadb)
+        mariadb(self.0.port, statement)
     }
+}
+
+/// A MySQL 8 server with the database `dlock` and the user `root`, without a password. It is
+/// killed when this value is dropped.
+#[derive(Debug)]
+pub struct MySqlServer(Server);
+
+server!(MySqlServer);
+
+impl MySqlServer {
+    /// Starts a server; `None` if MySQL was not fetched, see
+    /// [`found`](crate::servers::found).
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn start() -> Option<Self> {
+        Self::with(&[])
+    }
+
+    /// Starts a server with more options, such as `--max-connections=10`.
+    ///
+    /// # Panics
+    /// If the server does not start.
+    pub fn with(options: &[&str]) -> Option<Self> {
+        let base = crate::servers::cache().join("mysql-8.0");
+        let program = base.join("bin/mysqld");
+        let is_there = program.exists() && Path::new("/usr/bin/mariadb").exists();
+        crate::servers::found("MySQL 8, or the client of MariaDB", is_there).then_some(())?;
+        let mut server = Server::new("mysql");
+        std::fs::create_dir_all(server.path("tmp")).expect("a directory");
+        let mut command = vec![
+            program.display().to_string(),
+            "--no-defaults".to_owned(),
+            user_option(),
+            format!("--datadir={}", server.path("data")),
+            format!("--basedir={}", base.display()),
+            format!("--tmpdir={}", server.path("tmp")),
+        ];
+        run(&[&command[..], &["--initialize-insecure".to_owned()]].concat());
+        command.extend([
+            format!("--port={}", server.port),
+            "--bind-address=127.0.0.1".to_owned(),
+            "--mysqlx=OFF".to_owned(),
+            format!("--socket={}", server.path("s")),
+            format!("--pid-file={}", server.path("p")),
+        ]);
+        command.extend(options.iter().map(|&option| option.to_owned()));
+        server.command = command;
+        server.launch();
+        let server = MySqlServer(server);
+        let began = Instant::now();
+        while mariadb(server.port(), "CREATE DATABASE IF NOT EXISTS dlock").is_err() {
+            assert!(began.elapsed() < START, "MySQL does not answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Some(server)
+    }
+
+    /// The URL of the database.
+    pub fn url(&self) -> String {
+        format!("mysql://root@127.0.0.1:{}/dlock", self.0.port)
+    }
+
+    /// Runs SQL as root and returns what it prints: one line for each row, columns
+    /// separated by tabs.
+    ///
+    /// # Panics
+    /// If the statement fails.
+    pub fn sql(&self, statement: &str) -> String {
+        mariadb(self.0.port, statement).unwrap_or_else(|error| panic!("{statement}: {error}"))
+    }
+}
+
+/// Runs SQL as root with the client of MariaDB.
+fn mariadb(port: u16, statement: &str) -> Result<String, String> {
+    let mut mariadb = Command::new("mariadb");
+    mariadb.args(["--no-defaults", "--protocol=tcp", "-h", "127.0.0.1", "-u", "root"]).args([
+        "-P",
+        &port.to_string(),
+        "-B",
+        "-N",
+        "-e",
+        statement,
+    ]);
+    printed(&mut mariadb)
 }
 
 /// What a program prints, or why it failed.

@@ -8,7 +8,7 @@ use crate::backend::sql::extension::Session;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
 
-/// A transaction of PostgreSQL, MariaDB or SQLite that can lock keys.
+/// A transaction of PostgreSQL, MariaDB, MySQL or SQLite that can lock keys.
 pub trait InTransaction: Send + Sealed {
     /// Locks the row of a key; false if somebody else has it.
     #[doc(hidden)]
@@ -127,14 +127,21 @@ pub(super) use self::postgres::advisory;
 #[cfg(feature = "mysql")]
 mod mysql {
     use sqlx::mysql::MySqlDatabaseError;
-    use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Transaction};
+    use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Transaction, raw_sql};
 
-    use super::{InTransaction, Key, Result, Sealed, Session, Wait, failed};
+    use super::{
+        Error, ErrorKind, InTransaction, Key, Operation, Result, Sealed, Session, Wait, failed,
+    };
 
     /// Locks the row that is there, or makes it.
     const LOCK: &str = "INSERT INTO dlock_row (id) VALUES (?) ON DUPLICATE KEY UPDATE id = id";
     const LOCK_WAIT_TIMEOUT: u16 = 1205;
+    const DEADLOCK: u16 = 1213;
+    const LOCKED_BY_ANOTHER: u16 = 3572;
     const NO_SUCH_TABLE: u16 = 1146;
+    const SYNTAX_ERROR: u16 = 1064;
+    /// MySQL waits for one second at least.
+    const SHORTEST: u64 = 1;
 
     impl Sealed for Transaction<'_, MySql> {}
 
@@ -144,25 +151,92 @@ mod mysql {
         }
 
         async fn lock_row(&mut self, key: &Key, wait: Wait) -> Result<bool> {
-            let within = |seconds: u64| {
-                format!("SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR {LOCK}")
-            };
-            let sql = match wait {
-                Wait::Default => LOCK.to_owned(),
-                Wait::No => within(0),
-                Wait::AtMost(wait) => within(wait.as_secs().max(1)),
-            };
             let conn: &mut MySqlConnection = self;
-            let query = sqlx::query(AssertSqlSafe(sql)).bind(key.as_str().as_bytes());
-            match query.execute(conn).await {
-                Ok(_) => Ok(true),
-                Err(error) if number(&error) == LOCK_WAIT_TIMEOUT => Ok(false),
-                Err(error) => {
-                    let is_missing = number(&error) == NO_SUCH_TABLE;
-                    Err(failed(key, error, is_missing))
+            let locked = match wait {
+                Wait::Default => lock(conn, key, LOCK).await,
+                Wait::No => lock_within(conn, key, 0).await,
+                Wait::AtMost(wait) => lock_within(conn, key, wait.as_secs().max(1)).await,
+            };
+            let Err(error) = locked else { return Ok(true) };
+            match number(&error) {
+                LOCKED_BY_ANOTHER => Ok(false),
+                LOCK_WAIT_TIMEOUT if !was_rolled_back(conn).await => Ok(false),
+                LOCK_WAIT_TIMEOUT | DEADLOCK => {
+                    refuse_writes(conn).await;
+                    Err(rolled_back(key, error))
                 }
+                number => Err(failed(key, error, number == NO_SUCH_TABLE)),
             }
         }
+    }
+
+    async fn lock(conn: &mut MySqlConnection, key: &Key, sql: &str) -> sqlx::Result<()> {
+        let query = sqlx::query(AssertSqlSafe(sql.to_owned())).bind(key.as_str().as_bytes());
+        query.execute(conn).await.map(drop)
+    }
+
+    /// With a time-out of its own. MariaDB has one for a statement.
+    async fn lock_within(conn: &mut MySqlConnection, key: &Key, seconds: u64) -> sqlx::Result<()> {
+        let sql = format!("SET STATEMENT innodb_lock_wait_timeout = {seconds} FOR {LOCK}");
+        match lock(conn, key, &sql).await {
+            Err(error) if number(&error) == SYNTAX_ERROR => in_mysql(conn, key, seconds).await,
+            locked => locked,
+        }
+    }
+
+    /// MySQL has a time-out for the session only. It waits for no row that is there where the
+    /// isolation is READ COMMITTED; elsewhere, to look for a missing row would lock the gap
+    /// that other keys are made in.
+    async fn in_mysql(conn: &mut MySqlConnection, key: &Key, seconds: u64) -> sqlx::Result<()> {
+        const LOCKS_NO_GAPS: &str = "SELECT @@SESSION.transaction_isolation = 'READ-COMMITTED'";
+        if seconds == 0
+            && sqlx::query_scalar::<_, i64>(LOCKS_NO_GAPS).fetch_one(&mut *conn).await? == 1
+        {
+            let sql = "SELECT id FROM dlock_row WHERE id = ? FOR UPDATE NOWAIT";
+            let found = sqlx::query(sql).bind(key.as_str().as_bytes()).fetch_optional(&mut *conn);
+            if found.await?.is_some() {
+                return Ok(());
+            }
+        }
+        let shorten = format!(
+            "SET @dlock_wait = @@SESSION.innodb_lock_wait_timeout, \
+             SESSION innodb_lock_wait_timeout = {}",
+            seconds.max(SHORTEST)
+        );
+        raw_sql(AssertSqlSafe(shorten)).execute(&mut *conn).await?;
+        let locked = lock(conn, key, LOCK).await;
+        let restore = "SET SESSION innodb_lock_wait_timeout = @dlock_wait";
+        raw_sql(restore).execute(conn).await?;
+        locked
+    }
+
+    /// Whether a lock-wait time-out has ended the whole transaction, and not the statement only.
+    /// If the server does not say, it has.
+    async fn was_rolled_back(conn: &mut MySqlConnection) -> bool {
+        let sql = "SELECT @@GLOBAL.innodb_rollback_on_timeout";
+        !matches!(sqlx::query_scalar::<_, i64>(sql).fetch_one(conn).await, Ok(0))
+    }
+
+    /// The server has rolled the transaction back, and would commit each further statement by
+    /// itself: half of the work. A read-only transaction refuses them until the caller's ROLLBACK.
+    async fn refuse_writes(conn: &mut MySqlConnection) {
+        // If that fails, the connection is broken.
+        let _ = raw_sql("START TRANSACTION READ ONLY").execute(conn).await;
+    }
+
+    fn rolled_back(key: &Key, error: sqlx::Error) -> Error {
+        let is_deadlock = number(&error) == DEADLOCK;
+        let (kind, why) = match is_deadlock {
+            true => (ErrorKind::Unavailable, "found a deadlock"),
+            false => (
+                ErrorKind::TimedOut,
+                "gave up waiting for another transaction, with innodb_rollback_on_timeout",
+            ),
+        };
+        let what = format!(
+            "the server {why}, and has rolled back all that this transaction did; roll back, and begin it again"
+        );
+        Error::new(kind, Operation::Acquire).with_message(what).with_key(key).with_source(error)
     }
 
     fn number(error: &sqlx::Error) -> u16 {

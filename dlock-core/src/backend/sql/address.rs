@@ -69,17 +69,22 @@ pub(super) fn check_directory(file: &Path) -> Result<()> {
     }
 }
 
+/// Whether a server is on this machine: its host is a loopback address, or the directory of a
+/// socket. The driver may have the host from the environment (`PGHOST`), so it is asked.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn is_local(host: &str, socket: Option<&PathBuf>) -> bool {
+    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    socket.is_some()
+        || host == "localhost"
+        || host.starts_with('/')
+        || address.is_ok_and(|address| address.is_loopback())
+}
+
 /// The mode of TLS. Without one, a server of this machine is trusted, and any other must
 /// prove who it is.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-pub(super) fn ssl_mode(config: &Settings, url: &Url) -> SslMode {
-    let host = url.host_str().unwrap_or_default();
-    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
-    let local = host.is_empty()
-        || host == "localhost"
-        || host.starts_with("%2F")
-        || address.is_ok_and(|address| address.is_loopback());
-    let default = if local { SslMode::Disable } else { SslMode::VerifyFull };
+pub(super) fn ssl_mode(config: &Settings, is_local: bool) -> SslMode {
+    let default = if is_local { SslMode::Disable } else { SslMode::VerifyFull };
     config.sslmode.unwrap_or(default)
 }
 

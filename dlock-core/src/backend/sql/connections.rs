@@ -8,7 +8,6 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sqlx::ConnectOptions as _;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 use super::database::{Conn, Database};
@@ -67,7 +66,7 @@ impl<D: Database> Connections<D> {
 pub(super) async fn connect<D: Database>(database: &D, use_for: UseFor) -> Result<Conn<D>, Fault> {
     let options = database.options().map_err(Fault::of)?;
     let connecting = async {
-        let mut conn = options.connect().await?;
+        let mut conn = database.connect(options).await?;
         database.set_up(&mut conn).await?;
         if use_for == UseFor::Jobs {
             database.set_up_for_jobs(&mut conn).await?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 #[cfg(feature = "postgres")]
 use std::time::Duration;
 
-use sqlx::Connection;
+use sqlx::{ConnectOptions as _, Connection};
 
 use super::errors::Cause;
 use super::session::{Cells, Dialect, Session};
@@ -188,6 +188,11 @@ pub trait Database: Send + Sync + Sized + 'static {
 
     /// How a connection is made now: passwords may change.
     fn options(&self) -> Result<Options<Self>>;
+
+    /// Makes a connection.
+    fn connect(&self, options: Options<Self>) -> impl Future<Output = Sent<Conn<Self>>> + Send {
+        async move { options.connect().await }
+    }
 
     /// Sets up a new connection.
     fn set_up(&self, _conn: &mut Conn<Self>) -> impl Future<Output = Sent<()>> + Send {
@@ -405,6 +410,12 @@ pub trait Database: Send + Sync + Sized + 'static {
 pub trait Messages: Send + Sync {
     /// Whether a message has arrived since the connection was made.
     fn arrive(&self) -> bool;
+
+    /// Whether the server takes messages: it did not refuse one of late.
+    fn are_taken(&self) -> bool;
+
+    /// The server refused a message.
+    fn were_refused(&self);
 }
 
 /// How long a statement waits for the lock of a row: well below the time of a call.

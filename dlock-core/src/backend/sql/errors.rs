@@ -43,6 +43,12 @@ pub(super) const OTHER_TABLES: Cause = Cause::Unfit(
     "another version of dlock, or another program, made its tables `dlock_...`; use the same version everywhere, or another database",
 );
 
+/// Why an account of MySQL cannot log in over a connection in plain text.
+#[cfg(feature = "mysql")]
+pub(super) const NEEDS_TLS: Cause = Cause::Unfit(
+    "MySQL checks the password of this user over TLS only (caching_sha2_password); write sslmode=verify-full or sslmode=require in the URL, and turn TLS on at the server",
+);
+
 /// A failed transaction.
 #[derive(Debug)]
 pub(crate) struct Fault {
@@ -155,20 +161,26 @@ fn broken(error: &sqlx::Error) -> String {
     }
 }
 
-/// A server of MariaDB or MySQL is read-only, although this user may write.
-#[cfg(feature = "mysql")]
+/// What a client found out by itself, where neither the server nor the driver says it.
 #[derive(Debug)]
-pub(super) struct ServerIsReadOnly;
+pub(super) struct Found {
+    pub(super) cause: Cause,
+    pub(super) what: String,
+}
 
-#[cfg(feature = "mysql")]
-impl std::fmt::Display for ServerIsReadOnly {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("read_only is on")
+impl Found {
+    pub(super) fn error(cause: Cause, what: impl Into<String>) -> sqlx::Error {
+        sqlx::Error::AnyDriverError(Box::new(Found { cause, what: what.into() }))
     }
 }
 
-#[cfg(feature = "mysql")]
-impl std::error::Error for ServerIsReadOnly {}
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Found {}
 
 /// The server's own error, or what another one means.
 pub(super) fn of_the_driver(error: &sqlx::Error) -> Result<&dyn DatabaseError, Cause> {
@@ -178,9 +190,8 @@ pub(super) fn of_the_driver(error: &sqlx::Error) -> Result<&dyn DatabaseError, C
         | sqlx::Error::Tls(_)
         | sqlx::Error::Protocol(_)
         | sqlx::Error::WorkerCrashed => Err(Cause::Disconnected),
-        #[cfg(feature = "mysql")]
-        sqlx::Error::AnyDriverError(error) if error.is::<ServerIsReadOnly>() => {
-            Err(Cause::ReadOnly)
+        sqlx::Error::AnyDriverError(error) => {
+            Err(error.downcast_ref::<Found>().map_or(Cause::Other, |found| found.cause))
         }
         _ => Err(Cause::Other),
     }

@@ -19,7 +19,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rand::RngExt as _;
@@ -47,6 +47,8 @@ const RETRY: Duration = Duration::from_secs(30);
 const RECONNECT: Duration = Duration::from_millis(200);
 /// How long a connection that listens may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For how long no messages are sent after the server refused one.
+const REFUSED: Duration = Duration::from_secs(30);
 /// The start of a message to itself.
 const HELLO: &str = "hello ";
 
@@ -57,6 +59,8 @@ pub(super) struct Listening {
     tried: watch::Sender<bool>,
     task: Mutex<Option<JoinHandle<()>>>,
     hellos: AtomicU64,
+    /// Until when no messages are sent, since the server refused one.
+    refused_until: Mutex<Option<Instant>>,
 }
 
 impl Listening {
@@ -81,6 +85,20 @@ impl Listening {
 impl Messages for Listening {
     fn arrive(&self) -> bool {
         self.is_session()
+    }
+
+    fn are_taken(&self) -> bool {
+        self.refused_until.lock().is_none_or(|until| until <= Instant::now())
+    }
+
+    fn were_refused(&self) {
+        let mut until = self.refused_until.lock();
+        if until.is_none() {
+            tracing::warn!(
+                "PostgreSQL refuses NOTIFY messages (is EXECUTE on pg_notify revoked, or their queue full?); waiting tasks of other processes hear of a release up to a second later"
+            );
+        }
+        *until = Some(Instant::now() + REFUSED);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The words of MariaDB, and of MySQL 8 (which is not tested).
+//! The words of MariaDB and of MySQL 8.
 //!
 //! Keys are bytes: with a collation two keys could be one. Rows are not removed by a
 //! release, since a removed row leaves a gap lock to others. The isolation is READ
@@ -6,7 +6,7 @@
 //! lock-wait time-out rolls back only the statement, so every fault is followed by a
 //! ROLLBACK.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::error::DatabaseError;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlSslMode};
@@ -16,20 +16,27 @@ use url::Url;
 use super::Sql;
 use super::address::{self, Server, with_tls_files};
 use super::database::{COLUMNS, Database, RowWrite};
-use super::errors::{Cause, NO_DATABASE, OTHER_TABLES, ServerIsReadOnly};
+use super::errors::{Cause, Found, NEEDS_TLS, NO_DATABASE, OTHER_TABLES};
 use super::session::{Dialect, Session};
 use crate::config::{Settings, SslMode};
 use crate::error::Result;
 
 /// The most rows that one statement writes.
 const WRITTEN: usize = 64;
+/// The number of the error for a variable that the server does not know.
+const UNKNOWN_VARIABLE: u16 = 1193;
 
 /// A database of MariaDB or MySQL.
 #[derive(Debug)]
 pub struct MySqlDatabase {
     server: Server<MySqlConnectOptions>,
-    /// How long the server keeps a transaction whose client is silent.
-    idle: Duration,
+    /// Whether TLS may be used that nobody asked for: for a password that MySQL does not take
+    /// in plain text, at a server of this machine.
+    may_switch_to_tls: bool,
+    /// How many seconds the server keeps a transaction whose client is silent.
+    idle: u64,
+    /// Whether it is MySQL: it was seen that `idle_transaction_timeout` is missing.
+    is_mysql: AtomicBool,
 }
 
 impl Sql<MySqlDatabase> {
@@ -45,7 +52,8 @@ impl Sql<MySqlDatabase> {
 
     pub(crate) fn configured(config: &Settings, url: &Url) -> Result<Self> {
         let options = MySqlConnectOptions::from_url(url).map_err(address::unreadable)?;
-        let options = options.ssl_mode(match address::ssl_mode(config, url) {
+        let is_local = address::is_local(options.get_host(), options.get_socket());
+        let options = options.ssl_mode(match address::ssl_mode(config, is_local) {
             SslMode::Disable => MySqlSslMode::Disabled,
             SslMode::Require => MySqlSslMode::Required,
             SslMode::VerifyCa => MySqlSslMode::VerifyCa,
@@ -58,19 +66,42 @@ impl Sql<MySqlDatabase> {
             |options, cert| options.ssl_client_cert(cert),
             |options, key| options.ssl_client_key(key),
         );
-        Ok(Self::given(options, config))
+        let may_switch_to_tls = is_local && config.sslmode.is_none();
+        Ok(Self::over_options(options, config, may_switch_to_tls))
     }
 
     /// The database that a connection with these options reaches.
     pub(crate) fn given(options: MySqlConnectOptions, config: &Settings) -> Self {
+        Self::over_options(options, config, false)
+    }
+
+    fn over_options(
+        options: MySqlConnectOptions,
+        config: &Settings,
+        may_switch_to_tls: bool,
+    ) -> Self {
         let shown = format!("{}:{}", options.get_host(), options.get_port());
         let server = Server::new(options, shown, config);
-        let database = MySqlDatabase { server, idle: config.call_timeout };
+        let idle = config.call_timeout.as_secs().max(1);
+        let is_mysql = AtomicBool::new(false);
+        let database = MySqlDatabase { server, may_switch_to_tls, idle, is_mysql };
         Sql::over(database, config)
     }
 }
 
 impl MySqlDatabase {
+    /// Ends a transaction. MySQL has a time-out for connections that are idle, and none for
+    /// transactions, so it is a short one from the first to the last statement of each.
+    async fn end(
+        &self,
+        conn: &mut MySqlConnection,
+        sql: &'static str,
+        of_mysql: &'static str,
+    ) -> sqlx::Result<()> {
+        let sql = if self.is_mysql.load(Ordering::Relaxed) { of_mysql } else { sql };
+        raw_sql(sql).execute(conn).await.map(drop)
+    }
+
     /// Writes rows in statements of few different lengths.
     async fn insert(
         &self,
@@ -122,16 +153,36 @@ impl Database for MySqlDatabase {
         self.server.options(|options, password| options.password(password))
     }
 
+    async fn connect(&self, options: MySqlConnectOptions) -> sqlx::Result<MySqlConnection> {
+        // The driver encrypts no password by itself (caching_sha2_password, the default of
+        // MySQL 8), and says so as an error of the configuration.
+        let needs_tls = |error: &sqlx::Error| matches!(error, sqlx::Error::Configuration(_));
+        let is_plain = matches!(options.get_ssl_mode(), MySqlSslMode::Disabled);
+        match options.connect().await {
+            Err(error) if is_plain && needs_tls(&error) => {
+                if !self.may_switch_to_tls {
+                    return Err(Found::error(NEEDS_TLS, error.to_string()));
+                }
+                match options.ssl_mode(MySqlSslMode::Required).connect().await {
+                    Err(tls @ sqlx::Error::Tls(_)) => Err(Found::error(NEEDS_TLS, tls.to_string())),
+                    connected => connected,
+                }
+            }
+            connected => connected,
+        }
+    }
+
     async fn set_up(&self, conn: &mut MySqlConnection) -> sqlx::Result<()> {
         let sql = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
         raw_sql(sql).execute(&mut *conn).await?;
         raw_sql("SET SESSION innodb_lock_wait_timeout = 1").execute(&mut *conn).await?;
-        let seconds = self.idle.as_secs().max(1);
-        let sql = format!("SET SESSION idle_transaction_timeout = {seconds}");
+        let sql = format!("SET SESSION idle_transaction_timeout = {}", self.idle);
         let set = raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await;
         match set {
-            // MySQL does not know it.
-            Err(error) if error.as_database_error().map(number) == Some(1193) => Ok(()),
+            Err(error) if error.as_database_error().map(number) == Some(UNKNOWN_VARIABLE) => {
+                self.is_mysql.store(true, Ordering::Relaxed);
+                Ok(())
+            }
             set => set.map(drop),
         }
     }
@@ -139,13 +190,25 @@ impl Database for MySqlDatabase {
     async fn begin(&self, conn: &mut MySqlConnection) -> sqlx::Result<()> {
         // A user with SUPER or READ_ONLY ADMIN writes to a replica as well, where nobody else
         // would see its locks. In some versions the variable is a number, in others a word.
-        let sql = "START TRANSACTION; \
-             SELECT CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF') AS read_only";
-        let rows = raw_sql(sql).fetch_all(conn).await?;
+        const BEGIN: &str = "START TRANSACTION; \
+             SELECT CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF')";
+        let sql = match self.is_mysql.load(Ordering::Relaxed) {
+            true => format!("SET SESSION wait_timeout = {}; {BEGIN}", self.idle),
+            false => BEGIN.to_owned(),
+        };
+        let rows = raw_sql(AssertSqlSafe(sql)).fetch_all(conn).await?;
         match rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()? {
             Some(0) => Ok(()),
-            _ => Err(sqlx::Error::AnyDriverError(Box::new(ServerIsReadOnly))),
+            _ => Err(Found::error(Cause::ReadOnly, "read_only is on")),
         }
+    }
+
+    async fn commit(&self, conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        self.end(conn, "COMMIT", "COMMIT; SET SESSION wait_timeout = DEFAULT").await
+    }
+
+    async fn roll_back(&self, conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        self.end(conn, "ROLLBACK", "ROLLBACK; SET SESSION wait_timeout = DEFAULT").await
     }
 
     async fn write(&self, conn: &mut MySqlConnection, rows: Vec<RowWrite>) -> sqlx::Result<bool> {

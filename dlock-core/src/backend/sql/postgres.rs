@@ -29,6 +29,8 @@ use crate::error::Result;
 /// The codes for a named statement that the session does not have, or has already.
 const NO_STATEMENT: &str = "26000";
 const OTHER_STATEMENT: &str = "42P05";
+/// The code for a commit that the queue of `NOTIFY` has no room for.
+const QUEUE_IS_FULL: &str = "54000";
 
 /// A database of PostgreSQL.
 #[derive(Debug)]
@@ -51,7 +53,8 @@ impl Sql<PostgresDatabase> {
 
     pub(crate) fn configured(config: &Settings, url: &Url) -> Result<Self> {
         let options = PgConnectOptions::from_url(url).map_err(address::unreadable)?;
-        let options = options.ssl_mode(match address::ssl_mode(config, url) {
+        let is_local = address::is_local(options.get_host(), options.get_socket());
+        let options = options.ssl_mode(match address::ssl_mode(config, is_local) {
             SslMode::Disable => PgSslMode::Disable,
             SslMode::Require => PgSslMode::Require,
             SslMode::VerifyCa => PgSslMode::VerifyCa,
@@ -109,6 +112,17 @@ impl Database for PostgresDatabase {
         self.server.options(|options, password| options.password(password))
     }
 
+    async fn make_tables(&self, conn: &mut PgConnection) -> sqlx::Result<()> {
+        // One implicit transaction. Without the lock, `IF NOT EXISTS` fails for all but one of
+        // those who make them at the same time.
+        const SQL: &str = concat!(
+            "SELECT pg_advisory_xact_lock(7234305291); ",
+            include_str!("schema/postgres.sql"),
+            include_str!("schema/postgres_stock.sql")
+        );
+        raw_sql(SQL).execute(conn).await.map(drop)
+    }
+
     async fn begin(&self, conn: &mut PgConnection) -> sqlx::Result<()> {
         raw_sql(AssertSqlSafe(self.begin.clone())).execute(conn).await.map(drop)
     }
@@ -158,6 +172,9 @@ impl Database for PostgresDatabase {
         if matches!(code.as_deref(), Some(NO_STATEMENT | OTHER_STATEMENT)) {
             self.listening.is_not_session();
         }
+        if code.as_deref() == Some(QUEUE_IS_FULL) {
+            self.listening.were_refused();
+        }
         Self::DIALECT.cause(error)
     }
 
@@ -192,6 +209,7 @@ pub(super) fn cause(error: &(dyn DatabaseError + 'static)) -> Cause {
         "40001" | "40P01" | "23505" => Cause::Conflict,
         // A statement of this name is missing or another one: not our session.
         NO_STATEMENT | OTHER_STATEMENT => Cause::Conflict,
+        QUEUE_IS_FULL => Cause::Conflict,
         "55P03" => Cause::Locked,
         "42P01" | "3F000" => Cause::NoTables,
         "42501" => Cause::Denied,

@@ -20,7 +20,7 @@ use rand::RngExt as _;
 use tokio::time::Instant;
 
 use super::connections::{Connections, InUse, UseFor};
-use super::database::{Conn, Database, LockRow, OnLocked, RowWrite, Rows, Time};
+use super::database::{Conn, Database, LockRow, Messages, OnLocked, RowWrite, Rows, Time};
 use super::errors::{Cause, Fault};
 use super::names::{LockId, Names};
 use super::polling::Tracker;
@@ -225,11 +225,28 @@ impl<D: Database> Store<D> {
         if others.iter().any(broken) {
             self.database.count_break(conn).await.map_err(fault)?;
         }
-        if !others.is_empty() && self.database.messages().is_some() {
-            let messages = messages::write(&self.names, &others);
-            self.database.send(conn, messages).await.map_err(fault)?;
+        if let Some(ways) = self.database.messages().filter(|ways| ways.are_taken())
+            && !others.is_empty()
+            && let Err(error) =
+                self.database.send(conn, messages::write(&self.names, &others)).await
+        {
+            let fault = self.fault_of_message(ways, error);
+            return Err(fault);
         }
         Ok(())
+    }
+
+    /// A message that the server refuses is left out of the next attempt: others ask again by
+    /// themselves.
+    fn fault_of_message(&self, ways: &dyn Messages, error: sqlx::Error) -> Fault {
+        let cause = match self.database.cause(&error) {
+            cause @ (Cause::Conflict | Cause::Disconnected | Cause::ReadOnly) => cause,
+            _ => {
+                ways.were_refused();
+                Cause::Conflict
+            }
+        };
+        Fault::before_commit(cause, error, self.database.address())
     }
 
     /// Tells this client what happened to its claims.
