@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dlock::{Dlock, ReleaseOutcome, State};
 use dlock_testkit::conformance::eventually;
-use dlock_testkit::proxy::Proxy;
+use dlock_testkit::proxy::{Once, Proxy, Way};
 use dlock_testkit::session_faults;
 use dlock_testkit::zookeeper::{ZooKeeperEnsemble, ZooKeeperServer};
 
@@ -83,4 +83,64 @@ async fn the_permits_of_a_lost_guard_are_given_back() {
     guard.lost().await;
     let all = two.semaphore("pool", 3).permits(3).wait(Duration::from_secs(10)).lock().await;
     drop(all.expect("the others were given back, and the session of their client lives"));
+}
+
+/// A server, a proxy in front of it, and a client on each side, with readers.
+fn with_readers() -> Option<(ZooKeeperServer, Proxy, Dlock, Dlock)> {
+    let server = ZooKeeperServer::start()?;
+    let proxy = Proxy::opaque(server.port());
+    let behind = client(&format!("zookeeper://127.0.0.1:{}?layout=rwlock", proxy.port()));
+    let other = client(&format!("{}?layout=rwlock", server.url()));
+    Some((server, proxy, behind, other))
+}
+
+/// A writer becomes a reader, and the connection breaks before the node of the writer is
+/// deleted: the guard stays held, and with it go both nodes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_02_a_downgrade_that_was_cut_short_is_finished() {
+    let Some((server, proxy, dlock, other)) = with_readers() else { return };
+    let guard = dlock.rwlock("a").write().lock().await.expect("the lock");
+    // Long enough for the watch of its own node, whose name is in the request too.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    proxy.once(Once::HoldRequest, "__WRIT__");
+    let guard = guard.downgrade();
+    eventually("the deletion is kept back", async || proxy.done() == 1).await;
+    proxy.cut();
+    let reader = other.rwlock("a").read().wait(Duration::from_secs(10)).lock().await;
+    drop(reader.expect("the downgrade was finished"));
+    assert_ne!(guard.state(), State::Lost);
+    drop(guard);
+    let writer = other.rwlock("a").write().wait(Duration::from_secs(3)).lock().await;
+    drop(writer.expect("nothing of the guard is left"));
+    eventually("no node is left", async || server.ephemeral_nodes().is_empty()).await;
+}
+
+/// The node of the reader is made and the answer is lost. The guard is dropped before anybody
+/// asks again: both nodes go.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_04_a_downgrade_without_an_answer_leaves_nothing() {
+    let Some((server, proxy, dlock, other)) = with_readers() else { return };
+    let guard = dlock.rwlock("a").write().lock().await.expect("the lock");
+    proxy.once(Once::LoseReply, "__READ__");
+    let guard = guard.downgrade();
+    eventually("the answer is lost", async || proxy.done() == 1).await;
+    drop(guard);
+    let writer = other.rwlock("a").write().wait(Duration::from_secs(3)).lock().await;
+    drop(writer.expect("nothing of the guard is left"));
+    eventually("no node is left", async || server.ephemeral_nodes().is_empty()).await;
+}
+
+/// A guard is dropped while it becomes a reader: before, between and after the two requests.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_downgrade_and_a_release_at_once_leave_nothing() {
+    let Some((server, proxy, dlock, _other)) = with_readers() else { return };
+    drop(dlock.rwlock("warm").write().lock().await.expect("the lock"));
+    proxy.delay(Way::ToServer, Duration::from_millis(5));
+    for n in 0..40 {
+        let lock = dlock.rwlock(format!("k{n}"));
+        let guard = lock.write().lock().await.expect("the lock").downgrade();
+        tokio::time::sleep(Duration::from_millis(n)).await;
+        drop(guard);
+    }
+    eventually("no node is left", async || server.ephemeral_nodes().is_empty()).await;
 }

@@ -96,6 +96,22 @@ impl Claims {
         self.change(owner, key, |entry| entry.is_doubtful = true);
     }
 
+    /// The same for an owner that has a node already; false if it is gone or being removed.
+    pub(super) fn doubt_if_there(&self, owner: Owner) -> bool {
+        if self.removals.is_under_way(owner) {
+            return false;
+        }
+        let mut claims = self.entries.lock();
+        claims.get_mut(&owner).map(|entry| entry.is_doubtful = true).is_some()
+    }
+
+    /// All that was sent for this owner was answered.
+    pub(super) fn settled(&self, owner: Owner) {
+        if let Some(entry) = self.entries.lock().get_mut(&owner) {
+            entry.is_doubtful = false;
+        }
+    }
+
     /// The server refused the create that was sent last: nothing came of it.
     pub(super) fn refused(&self, owner: Owner) {
         let mut claims = self.entries.lock();

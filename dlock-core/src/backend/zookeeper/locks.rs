@@ -215,22 +215,26 @@ impl ZooKeeper {
         let Some(node) = &known.place else { return Ok(None) };
         let parent = node.path.rsplit_once('/').map_or("/", |(parent, _)| parent);
         let places = places(self.layout, &Self::children(client, parent).await?);
-        let Some(QueueStatus { behind: None, others_wait }) = queue_status(&places, node.name())
+        // A downgrade that was not answered to its end may have left the writer, its reader,
+        // or both. The first of them holds the key.
+        let is_own = |place: &&Place| match known.is_doubtful {
+            true => layout::is_of(&place.name, lease.owner),
+            false => place.name == node.name(),
+        };
+        let Some(own) = places.iter().find(is_own) else { return Ok(None) };
+        let Some(QueueStatus { behind: None, others_wait }) = queue_status(&places, &own.name)
         else {
             return Ok(None);
         };
-        let own = places.iter().find(|place| place.name == node.name());
-        if let Some(own) = own
-            && own.kind == Kind::Exclusive
-            && lease.mode == Mode::Shared
-        {
+        if lease.mode == Mode::Shared && (own.kind == Kind::Exclusive || known.is_doubtful) {
             self.downgrade(session, client, lease, node, own).await?;
         }
         Ok(Some(others_wait))
     }
 
     /// Makes a reader of a writer as Curator does: with the same sequence, and before the
-    /// writer goes.
+    /// writer goes. From the first request on until the last one is answered it is in doubt
+    /// which of the two nodes are there.
     async fn downgrade(
         &self,
         session: &Session,
@@ -242,19 +246,28 @@ impl ZooKeeper {
         let parent = node.path.rsplit_once('/').map_or("/", |(parent, _)| parent);
         let name = format!("{}{:010}", self.layout.name(lease.owner, Mode::Shared), own.sequence);
         let path = below(parent, &name);
-        let data = node_data::encode(&lease.holder, None);
-        let options = CreateMode::Ephemeral.with_acls(self.acls());
-        let made = session.write(|| client.create(&path, &data, &options)).await;
-        let czxid = match made {
-            Ok((stat, _)) => stat.czxid,
-            Err(ZkError::NodeExists) => node.czxid, // by an attempt that was not answered
-            Err(error) => return Err(error),
-        };
-        session.claims.renamed(lease.owner, Node { path, czxid });
-        match session.write(|| client.delete(&node.path, None)).await {
-            Ok(()) | Err(ZkError::NoNode) => Ok(()),
-            Err(error) => Err(error),
+        if !session.claims.doubt_if_there(lease.owner) {
+            return Ok(()); // it is being released
         }
+        if own.kind == Kind::Exclusive {
+            let data = node_data::encode(&lease.holder, None);
+            let options = CreateMode::Ephemeral.with_acls(self.acls());
+            match session.write(|| client.create(&path, &data, &options)).await {
+                Ok(_) | Err(ZkError::NodeExists) => {} // by an attempt that was not answered
+                Err(error) => return Err(error),
+            }
+        }
+        // Before the writer goes: its watch would take that for a loss.
+        session.claims.renamed(lease.owner, Node { path, czxid: node.czxid });
+        if own.kind == Kind::Exclusive {
+            let writer = below(parent, &own.name);
+            match session.write(|| client.delete(&writer, None)).await {
+                Ok(()) | Err(ZkError::NoNode) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        session.claims.settled(lease.owner);
+        Ok(())
     }
 
     /// Removes all that an owner has. A node would stay for as long as the session lives, so
