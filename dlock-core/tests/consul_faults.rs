@@ -132,6 +132,72 @@ async fn the_lock_delay_is_honoured_and_told() {
     assert!(range.contains(&waited), "{waited:?}");
 }
 
+/// The same for permits: those of sessions that ended without a release stay taken for the
+/// lock-delay, also when another permit is given back meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lock_delay_of_permits_is_honoured_and_told() {
+    let Some(server) = ConsulServer::start() else { return };
+    let one = client(&format!("{}&layout=lock-key&ttl=20s&consul.lock_delay=4s", server.url()));
+    let two = client(&format!("{}&layout=lock-key&ttl=20s", server.url()));
+    let (lost, other) = (one.semaphore("pool", 3).permits(2), one.semaphore("pool", 3).permits(1));
+    let lost = lost.lock().await.expect("permits");
+    let value = server.run(&["kv", "get", "pool/.lock"]).expect("the semaphore");
+    let value: serde_json::Value = serde_json::from_str(&value).expect("JSON");
+    let sessions: Vec<_> = value["Holders"].as_object().expect("holders").keys().collect();
+    let other = other.lock().await.expect("a permit");
+    let ended = Instant::now();
+    for session in sessions {
+        server.http("PUT", &format!("/v1/session/destroy/{session}"));
+    }
+    timeout(Duration::from_secs(10), lost.lost()).await.expect("it is told");
+    assert!(two.semaphore("pool", 3).permits(1).try_lock().await.expect("an answer").is_none());
+    assert_eq!(other.release().await.expect("an answer"), ReleaseOutcome::Released);
+    let free = two.semaphore("pool", 3).permits(1).try_lock().await.expect("an answer");
+    assert!(free.is_some(), "the permit that was given back");
+    let three = two.semaphore("pool", 3).permits(2).wait(Duration::from_millis(500));
+    let error = three.lock().await.expect_err("delayed");
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("lock-delay"), "{error}");
+    let all = two.semaphore("pool", 3).permits(2).lock().await.expect("the permits");
+    let waited = ended.elapsed();
+    let range = Duration::from_secs(4)..Duration::from_secs(14);
+    assert!(range.contains(&waited), "{waited:?}");
+    drop((free, all, lost));
+    eventually("nothing is left", async || server.lock_keys().is_empty()).await;
+}
+
+/// The agent of a holder stops, and `serfHealth` ends its sessions. The holder does not hear of
+/// it, so nobody gets what it had before it knows by its own clock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_checks_and_the_lock_delay_let_nobody_overlap() {
+    let Some(cluster) = ConsulCluster::start() else { return };
+    let agent = cluster.agent.as_ref().expect("an agent");
+    let options = "&layout=lock-key&ttl=8s&consul.lock_delay=8s&consul.node_checks=yes";
+    let holder = client(&format!("{}{options}", agent.url()));
+    let other = client(&format!("{}{options}", cluster.servers[0].url()));
+    let mutex = holder.mutex("a").lock().await.expect("the lock");
+    let permits = holder.semaphore("pool", 3).permits(3).lock().await.expect("permits");
+    agent.pause();
+    let (lock, semaphore) = (other.mutex("a"), other.semaphore("pool", 3).permits(3));
+    let next_mutex = tokio::spawn(async move {
+        let guard = lock.lock().await.expect("the lock");
+        (Instant::now(), guard)
+    });
+    let next_permits = tokio::spawn(async move {
+        let guard = semaphore.lock().await.expect("permits");
+        (Instant::now(), guard)
+    });
+    mutex.lost().await;
+    let mutex_lost = Instant::now();
+    permits.lost().await;
+    let permits_lost = Instant::now();
+    let (mutex_granted, _next) = next_mutex.await.expect("the task");
+    let (permits_granted, _next) = next_permits.await.expect("the task");
+    for (lost, granted) in [(mutex_lost, mutex_granted), (permits_lost, permits_granted)] {
+        assert!(granted >= lost, "granted {:?} before the loss", lost - granted);
+    }
+}
+
 /// A release comes before the end of the session, so there is no lock-delay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_causes_no_delay() {

@@ -188,6 +188,11 @@ impl ConsulServer {
         self.server.kill();
     }
 
+    /// Stops the server or agent with SIGSTOP.
+    pub fn pause(&self) {
+        self.server.pause();
+    }
+
     /// Starts the server again with its files, on the same port, and waits until it leads.
     ///
     /// # Panics

@@ -432,8 +432,8 @@ fn check_flags(entry: &Entry, claim: &Claim) -> Result<()> {
 }
 
 /// Nobody has the lock, and nobody gets it yet.
-fn delayed(claim: &Claim) -> AcquireOutcome {
-    let reason = "the lock-delay of Consul (a session ended without a release, so the key stays taken for its lock-delay)";
+pub(super) fn delayed(claim: &Claim) -> AcquireOutcome {
+    let reason = "the lock-delay of Consul (a session ended without a release, so what it held stays taken for its lock-delay)";
     let holder = Some(foreign_holder(reason, ""));
     match claim.queue {
         false => AcquireOutcome::Busy { holder },

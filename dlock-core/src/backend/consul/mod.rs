@@ -325,12 +325,12 @@ impl Shared {
 
     /// Gives back what is held, then ends the session: an end alone would start the delay.
     async fn close(&self) {
-        let session = self.current.take();
-        if let Some(session) = &session {
+        if let Some(session) = self.current.get() {
             session.stop();
         }
         self.remove_owed().await;
         self.close_permits().await;
+        let session = self.current.take();
         let held = self.locks.lock().all_held();
         for lock in held {
             let _ = self.transact(Operation::Release, &calls::remove(&lock.path, lock.index)).await;

@@ -85,7 +85,8 @@ impl Shared {
             let values = found.iter().filter(|it| it.flags == SEMAPHORE_FLAGS);
             let prefixes = values.filter_map(|it| it.key.strip_suffix(".lock"));
             let is_held = |prefix: &&str| {
-                Semaphore::read(prefix, &found).is_ok_and(|semaphore| semaphore.held() > 0)
+                Semaphore::read(prefix, &found)
+                    .is_ok_and(|semaphore| semaphore.permits().next().is_some())
             };
             keys.extend(prefixes.filter(is_held).filter_map(|prefix| self.layout.key(prefix)));
         }

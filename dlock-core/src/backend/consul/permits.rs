@@ -13,10 +13,11 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::Shared;
+use super::calls::delayed;
 use super::errors::denied;
 use super::fence::FenceState;
 use super::semaphore::{self, Foreign, Semaphore};
-use super::session::Renewal;
+use super::session::{Renewal, Session};
 use super::wire::{Entry, LockValue, Operation as Op, OperationError};
 use crate::claim::{
     AcquireOutcome, Claim, Grant, Holder, LossReason, Mode, Notice, Owner, ReleaseOutcome,
@@ -50,6 +51,17 @@ pub(super) struct HeldPermits {
     pub(super) key: Key,
     /// The index of the write that granted them.
     pub(super) index: u64,
+}
+
+/// What came of leaving the dead holders of a semaphore out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Burial {
+    /// There are none.
+    Nobody,
+    /// They have their permits until their lock-delay is over.
+    Delayed,
+    /// Some were left out, or something has changed: the semaphore must be read again.
+    Done,
 }
 
 fn wanted(claim: &Claim) -> (u32, u32) {
@@ -111,13 +123,26 @@ impl Shared {
             if !own.is_empty() && own.iter().all(|session| semaphore.is_held_by(session)) {
                 return self.grant_permits(claim, prefix, semaphore.index.unwrap_or_default());
             }
-            if semaphore.held() > 0 && semaphore.limit.is_some_and(|limit| limit != of) {
+            let has_another_limit =
+                semaphore.taken() > 0 && semaphore.limit.is_some_and(|limit| limit != of);
+            let is_full = semaphore.taken() + count as usize > of as usize;
+            if is_full || has_another_limit {
+                let burial = self.bury_dead(Operation::Acquire, &main, &semaphore).await?;
+                self.locks.lock().set_delayed(prefix, burial == Burial::Delayed);
+                if burial == Burial::Done {
+                    continue;
+                }
+                if burial == Burial::Delayed && semaphore.has_room() {
+                    return Ok(delayed(claim));
+                }
+            }
+            if has_another_limit {
                 return Err(Error::new(ErrorKind::Invalid, Operation::Acquire).with_message(format!(
                     "the semaphore has {} permits in Consul, and {of} were named here; all programs must name the same number",
                     semaphore.limit.unwrap_or_default()
                 )));
             }
-            if semaphore.held() + count as usize > of as usize {
+            if is_full {
                 let first = semaphore.permits().next();
                 let holder = match first.and_then(|entry| Some((entry, entry.holder()?))) {
                     Some((entry, session)) => self.holder_of(entry.value(), session).await,
@@ -202,7 +227,7 @@ impl Shared {
             }
             let as_of = Moment::now();
             let name = format!("dlock: {}, a permit", self.name());
-            match self.make_session(&name, self.ttl, Duration::ZERO).await {
+            match self.make_session(&name, self.ttl, self.lock_delay).await {
                 Ok(id) => sessions.push(PermitSession { id, as_of }),
                 Err(error) => {
                     let unused = self.locks.lock().take_assigned(owner).unwrap_or_default();
@@ -313,25 +338,38 @@ impl Shared {
         owner: Owner,
         prefix: &str,
     ) -> Result<ReleaseOutcome> {
+        let mut outcome = ReleaseOutcome::AlreadyLost;
         for _ in 0..ATTEMPTS {
             let semaphore = self.semaphore(Operation::Release, prefix).await?;
             let own = semaphore.sessions_of(owner);
-            let outcome = match own.is_empty() {
-                true => ReleaseOutcome::AlreadyLost,
-                false => ReleaseOutcome::Released,
-            };
-            // The last one removes the value, also if its own permits were lost: the value
-            // would stay until somebody uses the semaphore again.
-            if !own.is_empty() || semaphore.is_abandoned() {
+            if !own.is_empty() {
                 match self.transact(Operation::Release, &semaphore.remove(&own)).await? {
-                    Ok(_) => {}
+                    Ok(_) => outcome = ReleaseOutcome::Released,
                     Err(errors) if errors.iter().any(OperationError::is_denied) => {
                         return Err(denied(Operation::Release, &self.http.address()));
                     }
                     Err(_) => continue, // it changed in the meantime
                 }
+                if !semaphore.dead().is_empty() {
+                    continue; // they may be all that is left
+                }
+            }
+            // The last one removes the value, also if its own permits were lost: the value
+            // would stay until somebody uses the semaphore again.
+            let mut burial = Burial::Nobody;
+            if own.is_empty()
+                && semaphore.is_abandoned()
+                && let Some(session) = self.current.get()
+            {
+                burial = self.bury_dead(Operation::Release, &session, &semaphore).await?;
+                if burial == Burial::Done {
+                    continue;
+                }
             }
             let (sessions, in_doubt) = self.locks.lock().released_permits(owner);
+            if burial == Burial::Delayed {
+                self.locks.lock().owe(owner, prefix);
+            }
             if in_doubt || outcome == ReleaseOutcome::AlreadyLost {
                 self.end_sessions(sessions).await;
             } else {
@@ -341,6 +379,40 @@ impl Shared {
         }
         Err(Error::new(ErrorKind::Unavailable, Operation::Release)
             .with_message("the semaphore changes all the time; it is tried again"))
+    }
+
+    /// Leaves the holders out whose sessions have ended, and whose lock-delay is over.
+    async fn bury_dead(
+        &self,
+        operation: Operation,
+        session: &Session,
+        semaphore: &Semaphore,
+    ) -> Result<Burial> {
+        let mut dead = semaphore.dead();
+        dead.truncate(semaphore::BURIED_AT_ONCE);
+        while !dead.is_empty() {
+            let burial = semaphore.bury(&dead, &session.id);
+            let Err(errors) = self.transact(operation, &burial).await? else {
+                return Ok(Burial::Done);
+            };
+            if errors.iter().any(OperationError::is_denied) {
+                return Err(denied(operation, &self.http.address()));
+            }
+            if errors.iter().any(OperationError::is_invalid_session) {
+                self.session_ended(session);
+                let ended = Error::new(ErrorKind::Unavailable, operation);
+                return Err(ended.with_message("the session with Consul has ended"));
+            }
+            let delayed = errors.iter().filter(|error| error.is_lock_delay());
+            let delayed: Vec<usize> =
+                delayed.map(|error| error.op_index / semaphore::BURIAL).collect();
+            if delayed.is_empty() {
+                return Ok(Burial::Done); // it changed in the meantime
+            }
+            let mut place = 0..;
+            dead.retain(|_| place.next().is_none_or(|place| !delayed.contains(&place)));
+        }
+        Ok(if semaphore.dead().is_empty() { Burial::Nobody } else { Burial::Delayed })
     }
 
     /// Takes the permits of a semaphore from whoever has them, a delay after they were told.

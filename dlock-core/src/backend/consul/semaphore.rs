@@ -5,9 +5,11 @@
 //!   P/<session>   a key that this session has: who holds a permit, or wants one
 //! ```
 //!
-//! A holder counts for as long as its session has its key: the others are dead, and whoever
-//! changes the value next leaves them out. So a permit is a session, and a claim of several
-//! permits has as many.
+//! A holder whose session has no key any more is dead: its session ended without a release. Its
+//! permit is free when the lock-delay of that session is over. Consul knows when that is: until
+//! then it lets nobody take the key of the dead session. So whoever wants the permit takes that
+//! key, removes it and leaves the holder out, in one transaction. (Consul's own clients leave the
+//! dead out at once.) So a permit is a session, and a claim of several permits has as many.
 
 use std::collections::BTreeMap;
 
@@ -33,10 +35,16 @@ pub(super) struct Semaphore {
     pub(super) index: Option<u64>,
     /// How many permits there are, if somebody has said that.
     pub(super) limit: Option<u32>,
+    /// The sessions in the value, the dead ones too.
     holders: Vec<String>,
     /// The keys of sessions: the session, and what is in it.
     contenders: Vec<Entry>,
 }
+
+/// How many operations leave one dead holder out.
+pub(super) const BURIAL: usize = 2;
+/// How many are left out at once: a transaction has 128 operations.
+pub(super) const BURIED_AT_ONCE: usize = 60;
 
 /// `P/.lock` has these flags, so it is something else.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,33 +73,38 @@ impl Semaphore {
         semaphore.index = Some(lock.modify_index);
         if let Some(value) = lock.value::<Value>() {
             semaphore.limit = Some(value.limit);
-            let is_alive = |session: &String| {
-                semaphore.contenders.iter().any(|it| it.holder() == Some(session))
-            };
-            let holders = value.holders.unwrap_or_default().into_keys();
-            semaphore.holders = holders.filter(is_alive).collect();
+            semaphore.holders = value.holders.unwrap_or_default().into_keys().collect();
         }
         Ok(semaphore)
     }
 
-    /// How many permits are held.
-    pub(super) fn held(&self) -> usize {
+    /// How many permits are taken, those of the dead too.
+    pub(super) fn taken(&self) -> usize {
         self.holders.len()
+    }
+
+    fn is_alive(&self, session: &str) -> bool {
+        self.contenders.iter().any(|it| it.holder() == Some(session))
+    }
+
+    /// The holders whose sessions have ended without a release.
+    pub(super) fn dead(&self) -> Vec<String> {
+        self.holders.iter().filter(|holder| !self.is_alive(holder)).cloned().collect()
     }
 
     /// Whether there is a value although nobody holds a permit.
     pub(super) fn is_abandoned(&self) -> bool {
-        self.index.is_some() && self.holders.is_empty()
+        self.index.is_some() && self.permits().next().is_none()
     }
 
-    /// Whether somebody may get a permit.
+    /// Whether somebody may get a permit, now or after a lock-delay.
     pub(super) fn has_room(&self) -> bool {
-        self.limit.is_none_or(|limit| self.held() < limit as usize)
+        self.limit.is_none_or(|limit| self.permits().count() < limit as usize)
     }
 
     /// Whether this session holds a permit.
     pub(super) fn is_held_by(&self, session: &str) -> bool {
-        self.holders.iter().any(|holder| holder == session)
+        self.holders.iter().any(|holder| holder == session) && self.is_alive(session)
     }
 
     /// The keys of those that hold permits.
@@ -119,16 +132,29 @@ impl Semaphore {
     /// Takes the permits of these sessions, if nothing has changed. The last one removes
     /// the semaphore.
     pub(super) fn remove(&self, sessions: &[String]) -> Vec<Op> {
-        let holders: Vec<_> =
-            self.holders.iter().filter(|it| !sessions.contains(it)).cloned().collect();
-        let mut operations = match (self.index, holders.is_empty()) {
-            (None, _) => Vec::new(),
-            (Some(index), true) => super::calls::remove(&value_path(&self.prefix), index),
-            (Some(_), false) => self.replace(holders, self.limit.unwrap_or_default()),
-        };
+        let mut operations = self.leave_out(sessions);
         let keys = sessions.iter().map(|session| format!("{}{session}", self.prefix));
         operations.extend(keys.map(|key| Op::delete(&key)));
         operations
+    }
+
+    /// Leaves the dead out whose lock-delay is over, if nothing has changed: for that, this
+    /// session takes their keys for a moment. The operations of each are [`BURIAL`] ones, and
+    /// come first.
+    pub(super) fn bury(&self, dead: &[String], session: &str) -> Vec<Op> {
+        let keys = dead.iter().map(|dead| format!("{}{dead}", self.prefix));
+        let take = |key: String| [Op::lock(&key, session, "", SEMAPHORE_FLAGS), Op::delete(&key)];
+        keys.flat_map(take).chain(self.leave_out(dead)).collect()
+    }
+
+    fn leave_out(&self, sessions: &[String]) -> Vec<Op> {
+        let holders: Vec<_> =
+            self.holders.iter().filter(|it| !sessions.contains(it)).cloned().collect();
+        match (self.index, holders.is_empty()) {
+            (None, _) => Vec::new(),
+            (Some(index), true) => super::calls::remove(&value_path(&self.prefix), index),
+            (Some(_), false) => self.replace(holders, self.limit.unwrap_or_default()),
+        }
     }
 
     fn replace(&self, holders: Vec<String>, limit: u32) -> Vec<Op> {
@@ -185,22 +211,37 @@ mod tests {
     }
 
     #[test]
-    fn the_dead_do_not_count() {
+    fn the_dead_hold_nothing_and_have_their_permits_until_they_are_buried() {
         let semaphore = Semaphore::read("p/", &of_go()).expect("a semaphore");
-        assert_eq!((semaphore.held(), semaphore.limit), (1, Some(2)));
+        assert_eq!((semaphore.taken(), semaphore.limit), (2, Some(2)));
+        assert_eq!(semaphore.dead(), ["s2"]);
         assert!(semaphore.is_held_by("s1") && !semaphore.is_held_by("s2"));
         assert!(!semaphore.is_held_by("s3") && semaphore.has_room());
     }
 
     #[test]
-    fn what_is_written_leaves_them_out() {
+    fn what_is_written_depends_on_the_last_change() {
         let semaphore = Semaphore::read("p/", &of_go()).expect("a semaphore");
         let added = written(&semaphore.add(&["s4".to_owned()], 2, "{}"));
         assert!(added.contains("check-index") && added.contains(r#""Index":9"#), "{added}");
         assert!(added.contains(r#""Key":"p/s4""#), "{added}");
         let removed = written(&semaphore.remove(&["s1".to_owned()]));
-        assert!(removed.contains(r#""delete","Key":"p/.lock""#), "the last one: {removed}");
+        assert!(removed.contains(r#""set","Key":"p/.lock""#), "s2 is not the last: {removed}");
         assert!(removed.contains(r#""delete","Key":"p/s1""#), "{removed}");
+    }
+
+    #[test]
+    fn the_dead_are_left_out_when_their_keys_can_be_taken() {
+        let entries: Vec<_> = of_go().into_iter().filter(|it| it.key != "p/s1").collect();
+        let semaphore = Semaphore::read("p/", &entries).expect("a semaphore");
+        assert_eq!(semaphore.dead(), ["s1", "s2"]);
+        let one = semaphore.bury(&["s2".to_owned()], "me");
+        assert_eq!(one.len(), BURIAL + 2);
+        let one = written(&one);
+        assert!(one.starts_with(r#"[{"KV":{"Verb":"lock","Key":"p/s2""#), "{one}");
+        assert!(one.contains(r#""Session":"me""#) && one.contains(r#""check-index""#), "{one}");
+        let all = written(&semaphore.bury(&semaphore.dead(), "me"));
+        assert!(all.contains(r#""delete","Key":"p/.lock""#), "the last one: {all}");
     }
 
     #[test]
@@ -210,7 +251,6 @@ mod tests {
         let without_s1: Vec<_> = of_go().into_iter().filter(|it| it.key != "p/s1").collect();
         let semaphore = Semaphore::read("p/", &without_s1).expect("a semaphore");
         assert!(semaphore.is_abandoned());
-        assert!(written(&semaphore.remove(&[])).contains(r#""delete","Key":"p/.lock""#));
     }
 
     #[test]
