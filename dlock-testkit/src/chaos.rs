@@ -17,13 +17,14 @@
 //! - two holders that exclude each other, or a token that does not rise. Only across a
 //!   failover may guards overlap, at most until a second after the promotion, and the
 //!   fence must reject the older one. The same goes for sessions that were ended from
-//!   outside, and their holders must know it within that second;
+//!   outside, and their holders must know it within that second. At Consul nothing may
+//!   overlap then, since there is a lock-delay;
 //! - a holder that is not told of a break before its delay is over, unless its process
 //!   was paused;
 //! - a key that nobody holds, a worker that gets no lock, or a worker that does not
 //!   listen to notices, when a ttl and three seconds have passed since the end of a
-//!   fault (two ttls at Consul, which ends sessions that late). A half-open connection never ends: it counts from the moment at which it
-//!   goes silent;
+//!   fault (two ttls and the lock-delay at Consul, which ends sessions that late). A half-open
+//!   connection never ends: it counts from the moment at which it goes silent;
 //! - an error of a kind that no fault explains, a worker that does not exit, anything
 //!   left behind.
 //!

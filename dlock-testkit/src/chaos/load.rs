@@ -22,6 +22,9 @@ pub(super) const SLOW_KEYS: [&str; 2] = ["slow0", "slow1"];
 pub(super) const TTL: Duration = Duration::from_secs(3);
 /// The lease of all keys but the slow ones, where each lock has its own.
 const SHORT_TTL: Duration = Duration::from_secs(1);
+/// How long Consul keeps others from what a session held that ended without a release: longer
+/// than any guard of it can last.
+pub(super) const LOCK_DELAY: Duration = Duration::from_secs(4);
 /// How many of the keys are those of mutexes.
 const MUTEXES: usize = 3;
 const PERMITS: u32 = 3;
@@ -75,8 +78,8 @@ pub(super) fn short_ttl(topology: Topology) -> Duration {
 
 /// How long the store may keep a lock of a process that died.
 pub(super) fn expiry(topology: Topology, ttl: Duration) -> Duration {
-    // Consul ends a session after one to two ttls.
-    if topology == Topology::Consul { ttl * 2 } else { ttl }
+    // Consul ends a session after one to two ttls, and then there is the lock-delay.
+    if topology == Topology::Consul { ttl * 2 + LOCK_DELAY } else { ttl }
 }
 
 /// A task of a worker.

@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 
 use super::failover_faults::blocking;
 use super::faults::Fault;
-use super::load::{KEYS, SLOW_KEYS, TTL};
+use super::load::{KEYS, LOCK_DELAY, SLOW_KEYS, TTL};
 use super::run::{Run, nanos};
 use super::servers::Topology;
 use crate::consul::ConsulCluster;
@@ -81,7 +81,9 @@ impl SessionStore {
             // The layouts with readers and with semaphores.
             SessionStore::ZooKeeper(_) => format!("{url}?layout=rwlock"),
             SessionStore::Etcd(_) => url,
-            SessionStore::Consul(_) => format!("{url}&layout=lock-key"),
+            SessionStore::Consul(_) => {
+                format!("{url}&layout=lock-key&consul.lock_delay={}s", LOCK_DELAY.as_secs())
+            }
         }
     }
 
@@ -103,7 +105,7 @@ impl SessionStore {
     }
 
     /// Ends the sessions of all workers. Another one may get a lock before its holder hears
-    /// of it.
+    /// of it, but not at Consul, which has a lock-delay.
     fn end_sessions(&self, run: &Run, slack: Duration) {
         let from = now();
         blocking(|| with_members!(self, members => members.end_sessions()));
@@ -111,7 +113,9 @@ impl SessionStore {
         let told_by = over + nanos(TOLD_WITHIN + slack);
         let until = over + nanos(TTL + Duration::from_secs(1));
         let mut state = run.state();
-        state.checker.failed_over(from, told_by);
+        if !matches!(self, SessionStore::Consul(_)) {
+            state.checker.failed_over(from, told_by);
+        }
         for key in KEYS.into_iter().chain(SLOW_KEYS) {
             state.checker.broken(key, from, told_by, until);
         }
@@ -142,6 +146,11 @@ impl SessionStore {
 
     fn left(&self) -> Vec<String> {
         let mut left = with_members!(self, members => members.left());
+        if matches!(self, SessionStore::Consul(_)) {
+            // The value of a semaphore whose holders have died stays until their lock-delay is
+            // over and somebody uses the semaphore again. Their keys are looked for.
+            left.retain(|key| !key.ends_with("/.lock"));
+        }
         if let SessionStore::ZooKeeper(ensemble) = self {
             let nodes = ensemble.servers[ensemble.leader()].nodes();
             left.extend((nodes != Some(0)).then(|| format!("nodes: {nodes:?}")));
