@@ -45,7 +45,7 @@ impl Seller {
             }
             Strategy::Leased { units, .. } => match units.deduct_or_wait(want).await {
                 LeasedDeduction::Taken => want,
-                LeasedDeduction::SoldOut => 0,
+                LeasedDeduction::SoldOut | LeasedDeduction::NotEnough { .. } => 0,
                 other => bail!("unexpected answer of the leased units: {other:?}"),
             },
             Strategy::Row(row) => {

@@ -142,15 +142,7 @@ mod tests {
 
     /// What an answer says: after this number of changes, this many units are left.
     fn snapshot(changes: u64, available: u64) -> Snapshot {
-        Snapshot {
-            now: 1_000,
-            available,
-            reserved: 0,
-            next_expiry: 0,
-            opens_at: 0,
-            changes,
-            home: 0,
-        }
+        Snapshot { now: 1_000, available, changes, ..Snapshot::default() }
     }
 
     fn learned(answers: &[(Snapshot, Answer)]) -> Admission {

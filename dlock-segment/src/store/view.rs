@@ -64,13 +64,15 @@ impl View {
 }
 
 /// What each answer says about the inventory: the part of a [`View`] that requests use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) now: u64,
     pub(crate) available: u64,
     pub(crate) reserved: u64,
     pub(crate) next_expiry: u64,
     pub(crate) opens_at: u64,
+    pub(crate) closes_at: u64,
+    pub(crate) paused: bool,
     pub(crate) changes: u64,
     /// The home that answered.
     pub(crate) home: u32,
@@ -78,8 +80,17 @@ pub(crate) struct Snapshot {
 
 impl From<&View> for Snapshot {
     fn from(view: &View) -> Self {
-        let View { now, available, reserved, next_expiry, opens_at, changes, .. } = *view;
-        Snapshot { now, available, reserved, next_expiry, opens_at, changes, home: 0 }
+        Snapshot {
+            now: view.now,
+            available: view.available,
+            reserved: view.reserved,
+            next_expiry: view.next_expiry,
+            opens_at: view.opens_at,
+            closes_at: view.closes_at,
+            paused: view.paused,
+            changes: view.changes,
+            home: 0,
+        }
     }
 }
 
