@@ -39,9 +39,11 @@ mod tests_simulation;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dlock::Dlock;
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 
 pub(crate) use self::consistency::compare as compare_homes;
 pub(crate) use self::directory::{Directory, home_of};
@@ -51,6 +53,9 @@ pub(crate) use self::sold_out::{Refilled, out_of_reach};
 use crate::error::{Error, Result};
 use crate::inventory::on_driver;
 use crate::store::{Answer, Change, InventoryId, Request, Store, View};
+
+/// How long a home is waited for if others may have units, or if it did not answer before.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Where one home is.
 #[derive(Clone)]
@@ -65,6 +70,8 @@ pub(crate) struct Site {
 #[derive(Clone)]
 pub(crate) struct Homes {
     pub(crate) sites: Vec<Site>,
+    /// Why each home did not answer when it was last looked at.
+    away: Arc<Mutex<Vec<Option<Error>>>>,
     /// The bug that a simulation planted.
     #[cfg(test)]
     pub(crate) answers_in_transit: bool,
@@ -110,6 +117,7 @@ impl Homes {
     pub(crate) fn new(sites: Vec<Site>) -> Self {
         Homes {
             sites,
+            away: Arc::default(),
             #[cfg(test)]
             answers_in_transit: false,
         }
@@ -146,6 +154,55 @@ impl Homes {
     pub(crate) async fn collect(&self) -> Collected {
         join_all((0..self.count()).map(|home| self.look(home))).await
     }
+
+    /// Looks at all homes at once, without much patience for those that are away or slow.
+    /// With `quickly`, it has little patience for any.
+    async fn collect_near(&self, quickly: bool) -> Collected {
+        join_all((0..self.count()).map(|home| self.look_near(home, quickly))).await
+    }
+
+    async fn look_near(&self, home: usize, quickly: bool) -> Result<Seen> {
+        let known = self.away.lock().get(home).cloned().flatten();
+        // A simulation has no clock of its own.
+        if self.sites[home].dlock.is_none() || (known.is_none() && !quickly) {
+            return self.look(home).await.inspect_err(|error| self.note_away(home, error));
+        }
+        match tokio::time::timeout(PATIENCE, self.look(home)).await {
+            Ok(Ok(seen)) => {
+                self.forget_away(home);
+                Ok(seen)
+            }
+            Ok(Err(error)) => {
+                self.note_away(home, &error);
+                Err(error)
+            }
+            Err(_) => Err(known.unwrap_or_else(slow)),
+        }
+    }
+
+    /// Remembers that a home does not answer, until it does.
+    fn note_away(&self, home: usize, error: &Error) {
+        if matches!(error, Error::Store(_) | Error::Unknown(_)) && self.sites[home].dlock.is_some()
+        {
+            let mut away = self.away.lock();
+            away.resize(self.count(), None);
+            away[home] = Some(error.clone());
+        }
+    }
+
+    fn forget_away(&self, home: usize) {
+        if let Some(away) = self.away.lock().get_mut(home) {
+            *away = None;
+        }
+    }
+}
+
+/// The error of a home that is not waited for.
+fn slow() -> Error {
+    Error::Store(
+        dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
+            .with_message("the home answers too slowly; nothing was taken; try again"),
+    )
 }
 
 /// The counts of all homes together. The first of them stands for what they share.
@@ -167,6 +224,7 @@ pub(crate) fn whole<'a>(views: impl IntoIterator<Item = &'a View>) -> View {
         sum.received += view.received;
         sum.inflow += view.inflow;
         sum.leased += view.leased;
+        sum.tombstones = sum.tombstones.max(view.tombstones);
         sum.next_expiry = match (sum.next_expiry, view.next_expiry) {
             (0, other) | (other, 0) => other,
             (one, other) => one.min(other),

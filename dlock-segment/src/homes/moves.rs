@@ -16,12 +16,17 @@ impl Homes {
                 let (sent, received) = (sender.sent[to], receiver.received[from].0);
                 if sent > received {
                     any = true;
-                    self.receive(from, to, sent, &sender.view).await?;
+                    let received = self.receive(from, to, sent, &sender.view).await;
+                    self.go_on_without(to, received)?;
                 } else if received > sent {
                     // Either it was sent after the sender was looked at, and the counter is
                     // not as expected; or the sender lost it, and has these units twice.
                     let quantity = received - sent;
-                    let total = self.send(from, to, quantity, sent).await?.0;
+                    let again = self.send(from, to, quantity, sent).await;
+                    let Some((total, _)) = self.go_on_without(from, again)? else {
+                        any = true;
+                        continue;
+                    };
                     any |= total != sent;
                     if total == received {
                         tracing::warn!(
@@ -57,21 +62,36 @@ impl Homes {
         for &Move { from, to, units } in plan {
             let Ok(sender) = &collected[from] else { continue };
             let before = sender.sent[to];
-            let (total, view) = self.send(from, to, units, before).await?;
+            let sent = self.send(from, to, units, before).await;
+            let Some((total, view)) = self.go_on_without(from, sent)? else { continue };
             if total > before {
                 any = true;
-                self.receive(from, to, total, &view).await?;
+                let received = self.receive(from, to, total, &view).await;
+                self.go_on_without(to, received)?;
             }
         }
         Ok(any)
     }
 
+    /// A home that did not answer is looked at with less patience from now on. `None`: what it
+    /// was asked for may be done or not, and whoever looks at it next finishes it.
+    fn go_on_without<T>(&self, home: usize, answered: Result<T>) -> Result<Option<T>> {
+        match answered {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error @ (Error::Store(_) | Error::Unknown(_))) => {
+                self.note_away(home, &error);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Levels the homes, by the rate at which each sells. With `always`, all of them get
     /// their due; else only those that have less than half of it. Returns the moves.
     pub(crate) async fn level(&self, rates: &[f64], always: bool) -> Result<usize> {
-        let mut collected = self.collect().await;
+        let mut collected = self.collect_near(false).await;
         if self.finish(&collected).await? {
-            collected = self.collect().await;
+            collected = self.collect_near(false).await;
         }
         self.spread_settings(&collected).await;
         let plan = plan::level(&available(&collected), rates, always);

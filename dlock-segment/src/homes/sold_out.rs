@@ -26,9 +26,14 @@ impl Homes {
     /// [`Error::OutOfReach`] if the homes that can be reached have fewer, and others cannot be
     /// reached. [`Error::Store`] if the homes changed all the time.
     pub(crate) async fn refill(&self, to: usize, quantity: u64) -> Result<Refilled> {
-        for _ in 0..TRIES {
-            let first = self.collect().await;
+        for round in 0..TRIES {
+            // First without the homes that are slow: the others may have enough.
+            let quickly = round == 0;
+            let first = self.collect_near(quickly).await;
             if let Err(error) = &first[to] {
+                if quickly {
+                    continue;
+                }
                 return Err(error.clone());
             }
             self.spread_settings(&first).await;
@@ -46,7 +51,10 @@ impl Homes {
                 }
                 continue;
             }
-            let second = self.collect().await;
+            if quickly && out_of_reach(&first).is_some() {
+                continue;
+            }
+            let second = self.collect_near(false).await;
             if let Some(error) = out_of_reach(&first).or_else(|| out_of_reach(&second)) {
                 return Err(error);
             }

@@ -1,6 +1,6 @@
 //! A server of some homes is away, or comes back without its last changes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dlock_segment::{Deduction, Error, Inventory};
 use dlock_testkit::redis::RedisServer;
@@ -200,5 +200,47 @@ async fn a_pause_reaches_a_home_that_was_away() {
     .await;
     sale.resume().await.unwrap();
     taken(sale.deduct(1).operation("again").send().await.unwrap());
+    clean_audit(&sale).await;
+}
+
+/// A server hangs, without refusing anything. Others bring their units to a home that is dry as
+/// if it were not there, and what they do not have is out of reach, soon.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_hangs_costs_the_others_nothing() {
+    let Some(servers) = independent(3) else { return };
+    let clients = clients(&servers).await;
+    let sale = sale_on(&clients, 30, 3).await.sold_out_for(Duration::ZERO);
+    // Another sale with as many homes says which ids belong to the first home.
+    let other = Inventory::builder(&clients[0], "other").servers(clients[1..].iter().cloned());
+    let other = other.stock(10_000).homes(3).create().await.unwrap();
+    let mut ids = Vec::new();
+    for number in 0.. {
+        let id = format!("o-{number}");
+        if taken(other.deduct(1).operation(&id).send().await.unwrap()).home == 0 {
+            ids.push(id);
+        }
+        if ids.len() == 24 {
+            break;
+        }
+    }
+    servers[1].pause();
+    for (number, id) in ids.iter().enumerate() {
+        let began = Instant::now();
+        let answer = sale.deduct(1).operation(id).send().await;
+        let took = began.elapsed();
+        if number < 20 {
+            assert!(matches!(answer, Ok(Deduction::Taken(_))), "{number}: {answer:?}");
+            assert!(took < Duration::from_millis(1_000), "{number}: {took:?}");
+        } else {
+            let rest = matches!(&answer, Err(Error::OutOfReach { homes }) if homes == &[1]);
+            assert!(rest, "{number}: {answer:?}");
+            assert!(took < Duration::from_millis(2_500), "{number}: {took:?}");
+        }
+    }
+    servers[1].resume();
+    eventually("the server is back", async || {
+        sale.deduct(1).operation(&ids[20]).send().await.is_ok()
+    })
+    .await;
     clean_audit(&sale).await;
 }

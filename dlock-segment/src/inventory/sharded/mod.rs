@@ -228,7 +228,7 @@ impl ShardedInventory {
                         Some(id) if unknown_outcomes.contains(id) => {
                             Error::Unknown(Some(OperationId(id.clone())))
                         }
-                        _ => error,
+                        _ => nothing_taken(error),
                     });
                 }
             }
@@ -327,6 +327,18 @@ fn buyer_missing() -> Error {
         "the inventory is routed by buyer; name the buyer with .buyer(id) in every deduction and reservation"
             .into(),
     )
+}
+
+/// The error of a home that did not answer while units were looked for. The request itself was
+/// answered: it took nothing.
+fn nothing_taken(error: Error) -> Error {
+    match error {
+        Error::Unknown(_) => Error::Store(
+            dlock::Error::new(dlock::ErrorKind::Unavailable, dlock::Operation::Inventory)
+                .with_message("a home did not answer while units were brought from other homes; nothing was taken; try again"),
+        ),
+        error => error,
+    }
 }
 
 fn too_slow() -> Error {
