@@ -18,7 +18,7 @@ struct LastUnit {
     proxy: Proxy,
     sale: Inventory,
     direct: Inventory,
-    _server: RedisServer,
+    server: RedisServer,
 }
 
 impl LastUnit {
@@ -31,7 +31,7 @@ impl LastUnit {
         let direct = Inventory::builder(&direct, "sale").stock(1).create().await.expect("a sale");
         let sale = Inventory::open(&behind, "sale").await.expect("a sale");
         sale.stock().await.expect("the server has the script");
-        Some(LastUnit { proxy, sale, direct, _server: server })
+        Some(LastUnit { proxy, sale, direct, server })
     }
 
     /// Somebody else buys the last unit, and the network recovers. What it held back is
@@ -100,6 +100,64 @@ async fn a_refusal_after_a_dropped_call_is_final() {
     it.direct.restock(1).send().await.unwrap();
     let late = it.direct.reserve(1).operation("r").send().await.unwrap();
     assert_eq!(late, Reservation::Refused, "the buyer was told sold out");
+}
+
+/// What was dropped before it left the queue cannot have an effect, and what was dropped and
+/// answered later is known. Both need no tombstone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_call_without_a_copy_under_way_is_not_in_doubt() {
+    let Some(it) = LastUnit::new().await else { return };
+    taken(it.direct.deduct(1).operation("other").send().await.unwrap());
+    it.server.pause();
+    let soon = Duration::from_millis(50);
+    for id in ["sent", "sent too", "queued", "queued too"] {
+        let dropped = tokio::time::timeout(soon, it.sale.deduct(1).operation(id).send()).await;
+        assert!(dropped.is_err(), "the server is stopped: {dropped:?}");
+    }
+    it.server.resume();
+    // Answers come in order: those of the requests before have come.
+    let mut last = it.sale.deduct(1).operation("last").send().await;
+    while last.is_err() {
+        last = it.sale.deduct(1).operation("last").send().await;
+    }
+    for id in ["sent", "sent too", "queued", "queued too"] {
+        let answer = it.sale.deduct(1).operation(id).send().await.unwrap();
+        assert!(is_sold_out(&answer), "{id}: {answer:?}");
+    }
+    it.direct.restock(4).send().await.unwrap();
+    for id in ["sent", "sent too", "queued", "queued too"] {
+        taken(it.direct.deduct(1).operation(id).send().await.unwrap());
+    }
+    clean_audit(&it.direct).await;
+}
+
+/// There is no room for a tombstone: the refusal is answered at once all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_table_of_tombstones_costs_one_call() {
+    let Some(it) = LastUnit::new().await else { return };
+    it.proxy.stall(&[Way::ToServer]);
+    let buy = |deadline| it.sale.deduct(1).operation("o").deadline(deadline).send();
+    let unknown = buy(Duration::from_millis(300)).await;
+    assert!(matches!(unknown, Err(Error::Unknown(Some(_)))), "{unknown:?}");
+    it.sell_out_and_heal().await;
+    let full = "redis.call('SETRANGE', KEYS[1], 22 * 8, struct.pack('>i8', 100000))";
+    it.server.cli(&["EVAL", full, "1", "dlock:2:{default:sale}:i"]);
+    assert_eq!(it.direct.stock().await.unwrap().tombstones, 100_000);
+    eventually("it answers", async || it.sale.stock().await.is_ok()).await;
+    let began = Instant::now();
+    let answer = buy(Duration::from_secs(10)).await.unwrap();
+    assert!(is_sold_out(&answer), "{answer:?}");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let cancelled = it.direct.resolve("never").await;
+    assert!(matches!(cancelled, Err(Error::Store(_))), "{cancelled:?}");
+}
+
+#[tokio::test]
+async fn tombstones_are_counted() {
+    let sale = Place::memory().expect("it is embedded").sale(1, 1).await;
+    assert_eq!(sale.stock().await.unwrap().tombstones, 0);
+    assert_eq!(sale.resolve("o").await.unwrap(), Resolved::NotApplied);
+    assert_eq!(sale.stock().await.unwrap().tombstones, 1);
 }
 
 /// A refund that was refused as too much after a lost answer does not happen later.

@@ -14,8 +14,9 @@ use dlock::extension::{BatchLimits, BatchQueue, ClientExtension, Full, Priority,
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::unknown_outcomes::{Doubt, UnknownOutcomes};
 use crate::error::{Error, Result};
-use crate::store::{Answer, InventoryId, Request, Snapshot, Store};
+use crate::store::{Answer, Id, InventoryId, Request, Snapshot, Store};
 
 pub(super) const LIMITS: BatchLimits = BatchLimits {
     // The server works on one call while the other is on its way.
@@ -45,7 +46,7 @@ struct Pending {
 
 /// The place for the answer to one request.
 #[derive(Default)]
-struct Reply(Mutex<ReplyState>);
+pub(super) struct Reply(Mutex<ReplyState>);
 
 #[derive(Default)]
 struct ReplyState {
@@ -55,6 +56,8 @@ struct ReplyState {
     abandoned: bool,
     /// It left the queue in a batch, so it may be applied.
     sent: bool,
+    /// Its id is in doubt until the answer comes.
+    doubt: Option<Doubt>,
 }
 
 impl Combiner {
@@ -199,11 +202,32 @@ impl Drop for Unanswered {
 impl Reply {
     fn set(&self, answer: Result<(Snapshot, Answer)>) {
         let mut state = self.0.lock();
+        let is_known = !matches!(answer, Err(Error::Unknown(_)));
         state.answer = Some(answer);
         let waker = state.waker.take();
+        let doubt = state.doubt.take().filter(|_| is_known);
         drop(state);
+        if let Some(doubt) = doubt {
+            doubt.ends();
+        }
         if let Some(waker) = waker {
             waker.wake();
+        }
+    }
+}
+
+impl Reply {
+    /// Nobody waits for the answer any more. If a copy of the request may be under way, its id
+    /// is in doubt until the answer comes.
+    pub(super) fn leave(&self, unknown_outcomes: &UnknownOutcomes, id: &Id) {
+        let mut state = self.0.lock();
+        state.abandoned = true; // it is not sent from now on
+        let may_come = match &state.answer {
+            None | Some(Err(Error::Unknown(_))) => state.sent,
+            Some(_) => false,
+        };
+        if may_come {
+            state.doubt = Some(unknown_outcomes.doubt(id));
         }
     }
 }
@@ -215,6 +239,10 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
+    pub(super) fn reply(&self) -> Arc<Reply> {
+        self.reply.clone()
+    }
+
     /// Waits for the answer until the deadline.
     pub(crate) async fn until(mut self, deadline: Instant) -> Result<(Snapshot, Answer)> {
         if let Ok(answered) = tokio::time::timeout_at(deadline, &mut self).await {

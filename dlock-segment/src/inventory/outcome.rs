@@ -432,6 +432,10 @@ pub struct Stock {
     pub next_expiry: Option<u64>,
     /// For how many milliseconds an operation id is remembered at least.
     pub retention: u64,
+    /// The ids of the present retention that are refused for good, of 100,000 that are
+    /// possible; with several homes, in the home that has most.
+    #[serde(default)]
+    pub tombstones: u64,
     pub now: u64,
 }
 
@@ -456,6 +460,7 @@ impl From<View> for Stock {
             reservations: view.holds,
             next_expiry: some(view.next_expiry),
             retention: view.numbering.retention,
+            tombstones: view.tombstones,
             now: view.now,
         }
     }

@@ -1,12 +1,15 @@
 //! Requests under an id whose outcome is not known yet.
 //!
 //! ```text
+//! queued -- its future is dropped ----------------> never sent
 //! sent -- an answer ------------------------------> known
 //! sent -- no answer, or its future is dropped ----> in doubt: a copy may still be under way
+//! in doubt -- the answer comes after all ---------> known
 //! in doubt -- sent again, and a record is found --> known
 //! in doubt -- sent again, and refused ------------> resolve the id:
 //!                a tombstone -> the refusal is final: no copy can have an effect any more
 //!                a record ----> a copy was applied; the same request is answered from it
+//!                no room -----> the refusal is answered; the id stays in doubt
 //! in doubt -- the deadline -----------------------> `Unknown`; the id stays in doubt
 //! ```
 //!
@@ -19,11 +22,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashSet;
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::combiner::Combiner;
+use super::combiner::{Combiner, Reply};
 use crate::error::{Error, OperationId, Result};
 use crate::store::{Answer, Id, Record, Request, Snapshot, Status};
 
@@ -33,37 +36,84 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 const REMEMBERED: usize = 10_000;
 
 /// The ids in doubt of this process, so that the same call again settles them.
-#[derive(Default)]
-pub(super) struct UnknownOutcomes(Mutex<Ids>);
+#[derive(Clone, Default)]
+pub(super) struct UnknownOutcomes(Arc<Mutex<Ids>>);
 
 #[derive(Default)]
 struct Ids {
-    known: HashSet<Id>,
-    order: VecDeque<Id>,
+    known: HashMap<Id, Entry>,
+    /// The ids by the numbers of their entries, the oldest first. Some were settled since.
+    order: VecDeque<(u64, Id)>,
+    numbers: u64,
+}
+
+impl Ids {
+    /// Whether the entry of this number was not settled.
+    fn has(&self, number: u64, id: &Id) -> bool {
+        self.known.get(id).is_some_and(|entry| entry.number == number)
+    }
+}
+
+struct Entry {
+    number: u64,
+    /// How many requests under this id may still come to the store.
+    copies: u32,
+}
+
+/// A request that may still come to the store.
+pub(super) struct Doubt {
+    unknown_outcomes: UnknownOutcomes,
+    id: Id,
+    number: u64,
+}
+
+impl Doubt {
+    /// The answer to the request has come after all.
+    pub(super) fn ends(self) {
+        let mut ids = self.unknown_outcomes.0.lock();
+        let Some(entry) = ids.known.get_mut(&self.id) else { return };
+        if entry.number == self.number {
+            entry.copies -= 1;
+            if entry.copies == 0 {
+                ids.known.remove(&self.id);
+            }
+        }
+    }
 }
 
 impl UnknownOutcomes {
     pub(super) fn contains(&self, id: &Id) -> bool {
-        self.0.lock().known.contains(id)
+        self.0.lock().known.contains_key(id)
     }
 
-    fn insert(&self, id: &Id) {
+    /// Puts an id in doubt.
+    pub(super) fn doubt(&self, id: &Id) -> Doubt {
         let mut ids = self.0.lock();
-        if ids.known.insert(id.clone()) {
-            ids.order.push_back(id.clone());
-        }
-        if ids.order.len() > REMEMBERED
-            && let Some(oldest) = ids.order.pop_front()
+        let ids = &mut *ids;
+        let entry = ids.known.entry(id.clone()).or_insert_with(|| {
+            ids.numbers += 1;
+            ids.order.push_back((ids.numbers, id.clone()));
+            Entry { number: ids.numbers, copies: 0 }
+        });
+        entry.copies += 1;
+        let number = entry.number;
+        while ids.known.len() > REMEMBERED
+            && let Some((number, oldest)) = ids.order.pop_front()
         {
-            ids.known.remove(&oldest);
+            if ids.has(number, &oldest) {
+                ids.known.remove(&oldest);
+            }
         }
+        if ids.order.len() > 2 * REMEMBERED {
+            let mut order = std::mem::take(&mut ids.order);
+            order.retain(|(number, id)| ids.has(*number, id));
+            ids.order = order;
+        }
+        Doubt { unknown_outcomes: self.clone(), id: id.clone(), number }
     }
 
     fn remove(&self, id: &Id) {
-        let mut ids = self.0.lock();
-        if ids.known.remove(id) {
-            ids.order.retain(|other| other != id);
-        }
+        self.0.lock().known.remove(id);
     }
 
     /// Sends a request until its outcome is known, or until the deadline. Unless `is_final`,
@@ -87,40 +137,52 @@ impl UnknownOutcomes {
                 | Request::WriteOff { .. }
                 | Request::Import { .. }
         );
-        let mut attempt = Attempt { unknown_outcomes: self, id, creates, sent: false };
-        let mut in_doubt = creates && self.contains(id);
+        let mut attempt = Attempt { unknown_outcomes: self, id, reply: None };
+        let mut was_unknown = false;
         loop {
-            attempt.sent = true;
-            let refused = match combiner.send(request.clone()).until(deadline).await {
+            let sent = combiner.send(request.clone());
+            attempt.reply = creates.then(|| sent.reply());
+            let answered = sent.until(deadline).await;
+            if !matches!(answered, Err(Error::Unknown(_))) {
+                attempt.reply = None;
+            }
+            attempt.leave();
+            // The doubt may be of another call under the same id, dropped meanwhile.
+            let in_doubt = || creates && self.contains(id);
+            let refused = match answered {
                 Err(Error::Unknown(_)) => None,
                 // This one was not applied, but an earlier one may have been.
-                Err(Error::Store(_)) if in_doubt => None,
-                // The doubt may be of another call under the same id, dropped meanwhile.
-                Ok((snapshot, answer))
-                    if creates && is_refusal(&answer) && (in_doubt || self.contains(id)) =>
-                {
+                Err(Error::Store(_)) if was_unknown || in_doubt() => None,
+                Ok((snapshot, answer)) if is_refusal(&answer) && in_doubt() => {
                     if !is_final && matches!(answer, Answer::SoldOut { .. }) {
                         return Ok((snapshot, answer));
                     }
                     Some((snapshot, answer))
                 }
-                known => return attempt.ends(known),
+                Ok(known) => {
+                    if creates {
+                        self.remove(id);
+                    }
+                    return Ok(known);
+                }
+                Err(error) => return Err(error),
             };
-            in_doubt = true;
+            was_unknown = true;
             if let Some(refused) = refused {
                 let resolve = Request::Resolve { operation: id.clone() };
                 match combiner.send(resolve).until(deadline).await {
                     Ok((_, Answer::Found(Record { status: Status::Tombstone, .. }))) => {
-                        return attempt.ends(Ok(refused));
+                        self.remove(id);
+                        return Ok(refused);
                     }
-                    // No room for a tombstone: the doubt stays.
-                    Ok((_, Answer::Full)) => {}
+                    // No room for a tombstone. To ask again would find none either.
+                    Ok((_, Answer::Full)) => return Ok(refused),
                     Ok(_) => {
-                        in_doubt = false;
+                        self.remove(id);
                         continue;
                     }
                     Err(Error::Unknown(_) | Error::Store(_)) => {}
-                    Err(error) => return attempt.ends(Err(error)),
+                    Err(error) => return Err(error),
                 }
             }
             if Instant::now() + RETRY_PAUSE >= deadline {
@@ -135,28 +197,23 @@ fn is_refusal(answer: &Answer) -> bool {
     !matches!(answer, Answer::Found(_) | Answer::Unreadable)
 }
 
-/// A request that is being sent. If it ends without an answer, its id is in doubt.
+/// A request that is being sent. If it ends without an answer, a copy of it may be under way.
 struct Attempt<'a> {
     unknown_outcomes: &'a UnknownOutcomes,
     id: &'a Id,
-    creates: bool,
-    sent: bool,
+    reply: Option<Arc<Reply>>,
 }
 
 impl Attempt<'_> {
-    fn ends<T>(mut self, known: T) -> T {
-        self.sent = false;
-        if self.creates {
-            self.unknown_outcomes.remove(self.id);
+    fn leave(&mut self) {
+        if let Some(reply) = self.reply.take() {
+            reply.leave(self.unknown_outcomes, self.id);
         }
-        known
     }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if self.sent && self.creates {
-            self.unknown_outcomes.insert(self.id);
-        }
+        self.leave();
     }
 }

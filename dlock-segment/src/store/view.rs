@@ -45,6 +45,8 @@ pub struct View {
     /// The generation of records that was written last, and the one before it; 0 means
     /// none. The last may be ahead of the clock, if the clock was set back.
     pub generations: [u64; 2],
+    /// The tombstones of the present generation.
+    pub tombstones: u64,
 }
 
 impl View {

@@ -98,9 +98,14 @@ impl Ledger {
         self.returns.entry((of.clone(), at)).or_default().push(returned);
     }
 
+    /// The tombstones of the present generation.
+    pub(crate) fn tombstones(&self, now: u64) -> u64 {
+        if self.generation(now) > self.written.0 { 0 } else { self.tombstones }
+    }
+
     /// Whether one more tombstone can be written.
     pub(crate) fn has_room_for_tombstone(&self, now: u64) -> bool {
-        self.generation(now) > self.written.0 || self.tombstones < MAX_TOMBSTONES
+        self.tombstones(now) < MAX_TOMBSTONES
     }
 
     pub(crate) fn holds(&self) -> u64 {

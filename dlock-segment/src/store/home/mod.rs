@@ -113,6 +113,7 @@ impl Home {
             is_one_of_several: !self.terms.directory.is_empty(),
             is_complete: self.is_complete,
             generations: self.ledger.generations(),
+            tombstones: self.ledger.tombstones(now),
         }
     }
 

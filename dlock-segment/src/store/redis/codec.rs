@@ -236,8 +236,11 @@ pub(super) fn view(head: &Value) -> Option<View> {
     let Value::BulkString(packed) = head else { return None };
     let word = |at| word(packed, at);
     let small = |at| u32::try_from(word(at)?).ok();
+    let now = word(WORDS - 1)?;
+    let numbering = Generations { since: word(24)?, number: word(25)?, retention: word(12)? };
+    let generations = [word(17)?, word(18)?];
     Some(View {
-        now: word(WORDS - 1)?,
+        now,
         epoch: small(1)?,
         segments: small(2)?,
         available: word(3)?,
@@ -250,11 +253,13 @@ pub(super) fn view(head: &Value) -> Option<View> {
         closes_at: word(9)?,
         paused: word(10)? != 0,
         per_buyer: word(11)?,
-        numbering: Generations { since: word(24)?, number: word(25)?, retention: word(12)? },
+        numbering,
         journal: word(13)?,
         holds: word(15)?,
         next_expiry: word(16)?,
-        generations: [word(17)?, word(18)?],
+        generations,
+        // A generation that is not written to yet has none.
+        tombstones: if numbering.at(now) > generations[0] { 0 } else { word(22)? },
         birth: word(19)?,
         sold_by_id: word(20)?,
         changes: word(21)?,
