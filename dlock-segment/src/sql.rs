@@ -53,8 +53,10 @@ pub async fn deduct_in<T: InTransaction>(
 /// database: from one that no other transaction has locked and that has enough. So many
 /// transactions can buy at the same time, each with an inventory of its own.
 ///
-/// An inventory that is locked may have units, too: "sold out" is returned only after waiting
-/// for each of them. The creation id in the receipt says which inventory the units are from.
+/// An inventory that is paused, ended or not open is passed over. An inventory that is locked
+/// may have units, too: a refusal is returned only after waiting for each of them. It is the one
+/// that says most about when there are units: `NotEnough`, then `Paused`, `NotStarted`,
+/// `SoldOut`, `Ended`. The creation id in the receipt says which inventory the units are from.
 ///
 /// ```
 /// # #[cfg(feature = "postgres")]

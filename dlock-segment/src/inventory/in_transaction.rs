@@ -2,6 +2,7 @@
 //! SQL database can give.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dlock::sql::InTransaction;
 
@@ -11,7 +12,11 @@ use super::{DeductRequest, Deduction, Inventory, no_journal};
 use crate::error::{Error, Result};
 use crate::observe;
 use crate::store::sql::Sql;
-use crate::store::{Answer, InventoryId, JournalEntry, Request, Snapshot, View};
+use crate::store::{Answer, InventoryId, JournalEntry, Request, Snapshot, Store as _, View};
+
+/// After how many deductions in transactions of the caller rows that are kept no longer are
+/// deleted. A batch deletes some hundreds, so it keeps up.
+const TIDIED_AFTER: u64 = 64;
 
 impl DeductRequest<'_> {
     /// Buys the units inside a transaction of yours: if you commit, they are bought, and if
@@ -87,13 +92,28 @@ impl Inventory {
         answered: Result<(View, Answer)>,
     ) -> Result<Deduction> {
         let answered = answered.map(|(view, answer)| (Snapshot::from(&view), answer));
-        observe::answered(&self.shared.inventory.key, &answered, false);
+        observe::answered(&self.shared.inventory.key, &self.shared.failures, &answered, false);
         match answered? {
             (snapshot, Answer::Found(record)) => {
+                self.tidy_now_and_then();
                 Ok(Deduction::of(self.origin(&snapshot), operation, record))
             }
             (snapshot, refused) => Deduction::refusal(&snapshot, &refused),
         }
+    }
+
+    /// Deletes some rows that are kept no longer, after one in so many deductions in
+    /// transactions of the caller. Those leave that to others, so that they lock no more rows.
+    /// It has a transaction of its own, which waits for that of the caller.
+    fn tidy_now_and_then(&self) {
+        static SENT: AtomicU64 = AtomicU64::new(1);
+        if !SENT.fetch_add(1, Ordering::Relaxed).is_multiple_of(TIDIED_AFTER) {
+            return;
+        }
+        let Ok(store) = self.sql() else { return };
+        let id = self.shared.inventory.clone();
+        let tidy = async move { drop(store.apply_from(&id, 0, &[]).await) };
+        let _ = self.dlock.client_extension().spawn(tidy); // the next one does more
     }
 
     /// The journal as an outbox, for one reader: what it has not acknowledged is kept, and
@@ -136,38 +156,62 @@ pub(crate) async fn deduct_first_free_in<T: InTransaction>(
     let store = first.sql()?;
     sales.iter().try_for_each(|sale| sale.sql().map(drop))?;
     let request = Request::Deduct { quantity, operation: None, buyer: None };
-    let inventories: Vec<_> = sales.iter().map(|sale| &sale.shared.inventory).collect();
-    let applied = store.apply_to_free_in(&mut tx.session(), &inventories, quantity, &request).await;
-    let applied = match applied {
-        Ok(None) => None,
-        Ok(Some((free, view, answer))) => Some((free, Ok((view, answer)))),
-        // It is not known which one failed; the first one tells of it.
-        Err(error) => Some((0, Err(error))),
-    };
-    if let Some((free, answered)) = applied {
-        match sales[free].deduction(None, answered)? {
-            Deduction::SoldOut { .. } | Deduction::NotEnough { .. } => {}
-            other => return Ok(other),
-        }
+    let mut refused = None;
+    let mut free: Vec<&Inventory> = sales.iter().collect();
+    while !free.is_empty() {
+        let inventories: Vec<_> = free.iter().map(|sale| &sale.shared.inventory).collect();
+        let session = &mut tx.session();
+        let applied = store.apply_to_free_in(session, &inventories, quantity, &request).await;
+        let (place, answered) = match applied {
+            Ok(None) => break,
+            Ok(Some((place, view, answer))) => (place, Ok((view, answer))),
+            // It is not known which one failed; the first one tells of it.
+            Err(error) => (0, Err(error)),
+        };
+        let deduction = free[place].deduction(None, answered)?;
+        let Some(rank) = rank(&deduction) else { return Ok(deduction) };
+        note(&mut refused, rank, deduction);
+        free.remove(place); // it does not sell, or was sold out meanwhile
     }
     // Those that were skipped may have some: now it waits for each of them, in one order, so
-    // that two transactions do not wait for each other.
+    // that two transactions do not wait for each other. Nobody waits for those that do not
+    // sell: who found that out has locked them out of order.
     let mut in_order: Vec<&Inventory> = sales.iter().collect();
     in_order.sort_by(|one, other| one.name().as_str().cmp(other.name().as_str()));
-    let mut refused = None;
     for sale in in_order {
         let id = &sale.shared.inventory;
-        let deduction =
-            sale.deduction(None, store.apply_in(&mut tx.session(), id, &request).await)?;
-        match (&deduction, &refused) {
-            (Deduction::NotEnough { .. }, _) | (Deduction::SoldOut { .. }, None) => {
-                refused = Some(deduction);
-            }
-            (Deduction::SoldOut { .. }, Some(_)) => {}
-            _ => return Ok(deduction),
-        }
+        let session = &mut tx.session();
+        let answered = match store.halted_in(session, id).await {
+            Ok(Some(halted)) => Ok(halted),
+            Ok(None) => store.apply_in(session, id, &request).await,
+            Err(error) => Err(error),
+        };
+        let deduction = sale.deduction(None, answered)?;
+        let Some(rank) = rank(&deduction) else { return Ok(deduction) };
+        note(&mut refused, rank, deduction);
     }
-    refused.ok_or_else(|| Error::Invalid("there is no inventory to deduct from".into()))
+    let (_, refused) =
+        refused.ok_or_else(|| Error::Invalid("there is no inventory to deduct from".into()))?;
+    Ok(refused)
+}
+
+/// Whether another inventory may sell after this answer: then, how much the answer says about
+/// all of them together.
+fn rank(deduction: &Deduction) -> Option<u8> {
+    Some(match deduction {
+        Deduction::Ended => 0,
+        Deduction::SoldOut { .. } => 1,
+        Deduction::NotStarted { .. } => 2,
+        Deduction::Paused => 3,
+        Deduction::NotEnough { .. } => 4,
+        _ => return None,
+    })
+}
+
+fn note(refused: &mut Option<(u8, Deduction)>, rank: u8, deduction: Deduction) {
+    if refused.as_ref().is_none_or(|(best, _)| rank > *best) {
+        *refused = Some((rank, deduction));
+    }
 }
 
 /// The journal of an inventory for one reader: [`Inventory::outbox`].

@@ -30,6 +30,8 @@ async fn everything<S: Shop>(database: Database) {
     transactions::an_id_has_its_effect_once(&place().await, &shop).await;
     transactions::the_limit_counts_what_is_not_committed(&place().await, &shop).await;
     transactions::many_transactions_never_oversell(&place().await, &shop).await;
+    transactions::a_part_that_does_not_sell_is_passed_over(&place().await, &shop).await;
+    transactions::a_shop_with_transactions_only_is_tidied(&place().await, &shop).await;
     outbox::entries_are_delivered_until_they_are_acknowledged(&place().await, &shop).await;
     outbox::what_is_not_acknowledged_is_kept(&place().await).await;
     column::a_column_never_goes_below_zero(&shop).await;

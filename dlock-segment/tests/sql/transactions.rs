@@ -223,3 +223,65 @@ pub(crate) async fn an_old_snapshot_sells_nothing_twice<S: Shop>(place: &Place, 
     assert_eq!(counts(&sale).await, (8, 0, 2));
     clean_audit(&sale).await;
 }
+
+/// Parts that do not sell are passed over, and what is told in the end is the most useful.
+pub(crate) async fn a_part_that_does_not_sell_is_passed_over<S: Shop>(place: &Place, shop: &S) {
+    let mut parts = Vec::new();
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let part = Inventory::builder(&place.dlock, name).stock(10).create().await.unwrap();
+        parts.push(part);
+    }
+    let hour = Duration::from_secs(3_600);
+    let now = std::time::SystemTime::now();
+    parts[0].pause().await.unwrap();
+    parts[2].window(None, Some(now - hour)).await.unwrap();
+    parts[4].window(Some(now + hour), None).await.unwrap();
+    let buy = async || {
+        let mut tx = shop.begin().await;
+        let deduction = deduct_first_free_in(&mut tx, &parts, 1).await.unwrap();
+        S::commit(tx).await.unwrap();
+        deduction
+    };
+    for number in 0..30 {
+        let deduction = buy().await;
+        assert!(matches!(deduction, Deduction::Taken(_)), "{number}: {deduction:?}");
+    }
+    assert_eq!(buy().await, Deduction::Paused, "the first one may sell again");
+    parts[0].resume().await.unwrap();
+    for _ in 0..10 {
+        taken(buy().await);
+    }
+    assert!(matches!(buy().await, Deduction::NotStarted { .. }));
+    parts[4].window(None, None).await.unwrap();
+    for _ in 0..10 {
+        taken(buy().await);
+    }
+    assert!(is_sold_out(&buy().await), "one is sold out, another one has ended");
+    for part in &parts {
+        clean_audit(part).await;
+    }
+}
+
+/// A shop that sells only in transactions of its own: what is kept no longer is deleted.
+pub(crate) async fn a_shop_with_transactions_only_is_tidied<S: Shop>(place: &Place, shop: &S) {
+    let sale = Inventory::builder(&place.dlock, "sale").stock(100_000).journal(10);
+    let sale = sale.retention(Duration::from_millis(300)).create().await.unwrap();
+    let records = "SELECT COUNT(*) FROM dlock_stock_record WHERE operation LIKE 'tidied-%'";
+    let entries = "SELECT COUNT(*) FROM dlock_stock_journal WHERE operation LIKE 'tidied-%'";
+    let (mut sold, began) = (0, Instant::now());
+    loop {
+        for _ in 0..100 {
+            let mut tx = shop.begin().await;
+            let id = format!("tidied-{sold}");
+            taken(sale.deduct(1).operation(id).send_in(&mut tx).await.unwrap());
+            S::commit(tx).await.unwrap();
+            sold += 1;
+        }
+        let (records, entries) = (shop.number(records).await, shop.number(entries).await);
+        if sold >= 500 && records < sold - 100 && entries < sold / 2 {
+            return;
+        }
+        let kept = format!("{records} records and {entries} entries of {sold}");
+        assert!(began.elapsed() < Duration::from_secs(60), "{kept}");
+    }
+}

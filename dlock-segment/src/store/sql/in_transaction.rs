@@ -81,6 +81,31 @@ impl Sql {
         }
     }
 
+    /// The answer of an inventory that does not sell, which it gives without being locked.
+    pub(crate) async fn halted_in(
+        &self,
+        session: &mut Session<'_>,
+        inventory: &InventoryId,
+    ) -> Result<Option<(View, Answer)>> {
+        let id = self.id(&inventory.key);
+        let row = head::read(session, &id, head::Lock::No).await;
+        let row = row.map_err(|error| failed(session, &inventory.key, error))?;
+        let Some(row) = row.filter(|row| row.is_of(inventory.birth)) else {
+            return Err(missing(inventory, false));
+        };
+        let view = super::view(&row);
+        let answer = if view.paused {
+            Answer::Paused
+        } else if view.now < view.opens_at {
+            Answer::NotStarted
+        } else if view.closes_at != 0 && view.now >= view.closes_at {
+            Answer::Ended
+        } else {
+            return Ok(None);
+        };
+        Ok(Some((view, answer)))
+    }
+
     /// The transaction must be one of the database that keeps the inventory.
     pub(super) fn check_dialect(&self, session: &Session<'_>) -> Result<()> {
         if session.dialect() == self.dialect {
