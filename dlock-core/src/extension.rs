@@ -18,6 +18,7 @@ use crate::client::Handle;
 use crate::clock::Moment;
 use crate::driver::Core;
 use crate::error::Result;
+pub use crate::observe::outage::{Counts as OutageCounts, Line as OutageLine, Outage};
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use crate::backend::sql::extension as sql;

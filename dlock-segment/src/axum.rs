@@ -26,7 +26,8 @@ use crate::inventory::{Confirmation, Deduction, Refund, Reservation};
 /// | `Store` | as the error of a lock: 503, or 500 for what a retry does not fix |
 ///
 /// The body shows neither names nor ids. What it hides is logged under the target
-/// `dlock::http`.
+/// `dlock::http`. `Lost`, `OutOfReach` and `Unknown` are debug events there: the inventory logs
+/// them under `dlock::inventory`, when they begin and once a minute, not for each request.
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let error = &self;
@@ -48,19 +49,19 @@ impl IntoResponse for Error {
                 text(StatusCode::GONE, "the reservation is over")
             }
             Error::Lost(_) => {
-                tracing::error!(target: "dlock::http", %error, status = 503, "lost");
+                tracing::debug!(target: "dlock::http", %error, status = 503, "lost");
                 text(StatusCode::SERVICE_UNAVAILABLE, "unavailable")
             }
             Error::Throttled { retry_after } => {
                 later(StatusCode::TOO_MANY_REQUESTS, "too many requests", retry_after)
             }
             Error::Unknown(_) => {
-                tracing::warn!(target: "dlock::http", %error, status = 503, "unknown");
+                tracing::debug!(target: "dlock::http", %error, status = 503, "unknown");
                 let body = "the outcome is unknown, send the same request again";
                 later(StatusCode::SERVICE_UNAVAILABLE, body, Duration::ZERO)
             }
             Error::OutOfReach { .. } => {
-                tracing::warn!(target: "dlock::http", %error, status = 503, "out of reach");
+                tracing::debug!(target: "dlock::http", %error, status = 503, "out of reach");
                 later(StatusCode::SERVICE_UNAVAILABLE, "unavailable", Duration::ZERO)
             }
             Error::Store(error) => error.into_response(),

@@ -149,10 +149,16 @@ async fn metrics_and_traces() {
         "DEBUG dlock::inventory: answered inventory=\"nightly\" answer=\"sold_out_cached\"",
         "DEBUG dlock::inventory: answered inventory=\"sale:{email}\" answer=\"throttled\"",
         " INFO dlock::inventory: changed inventory=\"sale:{email}\" change=Pause",
-        " WARN dlock::inventory: unknown inventory=\"gone:{email}\" error=",
+        " WARN dlock::inventory: requests fail inventory=\"gone:{email}\" kind=\"Unknown\" error=",
+        "ERROR dlock::inventory: the inventory is lost inventory=\"gone:{email}\" error=",
     ] {
         assert!(traced.contains(line), "{line} is not in\n{traced}");
     }
+    // A crowd meets an outage: a few lines, not one for each request.
+    let loud = traced.lines().filter(|line| {
+        (line.contains(" WARN ") || line.contains("ERROR")) && line.contains("gone:{email}")
+    });
+    assert_eq!(loud.count(), 2, "{traced}");
     let shown = format!("{counted:?} {traced}");
     assert!(!shown.contains("secret"), "neither values of keys nor ids:\n{shown}");
 }
@@ -178,4 +184,15 @@ async fn unknown(snapshotter: &Snapshotter) {
     let counted = counters(snapshotter);
     let failed = "dlock_inventory_failed_total inventory=gone:{email} kind=Unavailable";
     assert!(counted.get(failed).is_some_and(|failed| *failed > 0), "{counted:#?}");
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    server.cli(&["FLUSHALL"]);
+    for _ in 0..20 {
+        common::eventually("it is lost", async || {
+            matches!(sale.deduct(1).send().await, Err(Error::Lost(_)))
+        })
+        .await;
+    }
+    let counted = counters(snapshotter);
+    let lost = "dlock_inventory_failed_total inventory=gone:{email} kind=Lost";
+    assert_eq!(counted.get(lost), Some(&20), "{counted:#?}");
 }

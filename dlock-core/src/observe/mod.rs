@@ -33,7 +33,7 @@
 pub(crate) mod dispatch;
 #[cfg(feature = "metrics")]
 pub(crate) mod metrics;
-mod outage;
+pub(crate) mod outage;
 
 use std::fmt;
 use std::sync::Arc;
@@ -183,7 +183,7 @@ fn trace(event: &Event<'_>, outage: &Mutex<Outage>) {
         ),
         Event::Renewed { key } => {
             tracing::trace!(target: "dlock::lease", key = key.label(), "renewed");
-            let line = outage.lock().renewed(Instant::now());
+            let line = outage.lock().succeeded(Instant::now());
             line.into_iter().for_each(|line| trace_outage(line, None));
         }
         Event::Uncertain { key, error } => {

@@ -11,7 +11,8 @@
 //! - An outage of which nothing was heard for [`FORGOTTEN`] is over without a line (all
 //!   locks were released or lost): the next failure begins a new one.
 //!
-//! It does no I/O and has no clock: the caller gives the time.
+//! It does no I/O and has no clock: the caller gives the time. The requests of an inventory
+//! are logged in the same way.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ const FORGOTTEN: Duration = Duration::from_secs(5 * 60);
 
 /// Whether the client is in an outage, and what happened in it.
 #[derive(Debug, Default)]
-pub(super) struct Outage(Option<Open>);
+pub struct Outage(Option<Open>);
 
 #[derive(Debug)]
 struct Open {
@@ -38,29 +39,33 @@ struct Open {
 
 /// What happened in an outage so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub struct Counts {
     /// The renewals that failed.
-    pub(super) failed: u64,
+    pub failed: u64,
     /// The locks that were lost.
-    pub(super) lost: u64,
+    pub lost: u64,
 }
 
 /// A line to log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+#[allow(missing_docs, reason = "the fields are named like what they hold")]
+pub enum Line {
+    /// The first failure.
     Began,
+    /// A failure some time after the first one.
     GoesOn { since: Duration, counts: Counts },
+    /// A success after some time without a failure.
     Ended { lasted: Duration, counts: Counts },
 }
 
 impl Outage {
     /// Whether the client is in an outage.
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.0.is_some()
     }
 
-    /// A renewal failed.
-    pub(super) fn failed(&mut self, now: Instant) -> Option<Line> {
+    /// A renewal failed, or another request.
+    pub fn failed(&mut self, now: Instant) -> Option<Line> {
         let is_old = |open: &Open| now.saturating_duration_since(open.last_failure) >= FORGOTTEN;
         if self.0.as_ref().is_none_or(is_old) {
             let counts = Counts { failed: 1, lost: 0 };
@@ -81,14 +86,14 @@ impl Outage {
     }
 
     /// A lock was lost. That is an outage only if renewals failed before.
-    pub(super) fn lost(&mut self, now: Instant) -> Option<Line> {
+    pub fn lost(&mut self, now: Instant) -> Option<Line> {
         let open = self.0.as_mut()?;
         open.counts.lost += 1;
         open.line_due(now)
     }
 
-    /// A renewal succeeded.
-    pub(super) fn renewed(&mut self, now: Instant) -> Option<Line> {
+    /// A renewal succeeded, or another request.
+    pub fn succeeded(&mut self, now: Instant) -> Option<Line> {
         let open = self.0.as_mut()?;
         let recovered = *open.recovered.get_or_insert(now);
         if now.saturating_duration_since(open.last_failure) < QUIET {
@@ -134,7 +139,7 @@ mod tests {
             lines.extend(outage.lost(start + seconds(150)));
         }
         for second in 151..170 {
-            lines.extend(outage.renewed(start + seconds(second)));
+            lines.extend(outage.succeeded(start + seconds(second)));
         }
         let [Line::Began, Line::GoesOn { .. }, Line::GoesOn { since, counts }, ended] = lines[..]
         else {
@@ -151,7 +156,7 @@ mod tests {
         assert_eq!(outage.failed(start), Some(Line::Began));
         for second in 1..50 {
             let now = start + seconds(second);
-            let line = if second % 2 == 0 { outage.failed(now) } else { outage.renewed(now) };
+            let line = if second % 2 == 0 { outage.failed(now) } else { outage.succeeded(now) };
             assert_eq!(line, None, "second {second}");
         }
     }
@@ -167,7 +172,7 @@ mod tests {
     #[test]
     fn without_an_outage_nothing_is_logged() {
         let (mut outage, now) = (Outage::default(), Instant::now());
-        assert_eq!(outage.renewed(now), None);
+        assert_eq!(outage.succeeded(now), None);
         assert_eq!(outage.lost(now), None, "it was broken, say");
     }
 }

@@ -62,6 +62,7 @@ pub use self::supply::{RefundRequest, RestockRequest, WriteOffRequest};
 use self::unknown_outcomes::UnknownOutcomes;
 use crate::error::{Error, Result};
 use crate::homes::Routing;
+use crate::observe::Failures;
 use crate::store::{Answer, Counts, InventoryId, Request, Snapshot, Store};
 
 /// The longest operation id or buyer id, in bytes.
@@ -106,6 +107,7 @@ pub(crate) struct Shared {
     backing: Backing,
     admission: Admission,
     unknown_outcomes: UnknownOutcomes,
+    failures: Failures,
     /// All homes, if there are several; then `backing` is that of the first.
     sharded: Option<Arc<ShardedInventory>>,
     open: Weak<OpenInventories>,

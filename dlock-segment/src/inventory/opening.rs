@@ -11,6 +11,7 @@ use super::sharded::ShardedInventory;
 use super::unknown_outcomes::UnknownOutcomes;
 use super::{CreationId, Inventory, OpenInventories, SOLD_OUT_FOR, Shared};
 use crate::error::{Error, Result};
+use crate::observe::Failures;
 use crate::store::{InventoryId, Store, View};
 
 impl Inventory {
@@ -144,6 +145,7 @@ impl Inventory {
                     backing: Backing::new(dlock, &inventory, LIMITS)?,
                     admission: Admission::default(),
                     unknown_outcomes: UnknownOutcomes::default(),
+                    failures: Failures::default(),
                     sharded: sharded.map(Arc::new),
                     open: Arc::downgrade(&all),
                 });

@@ -46,8 +46,9 @@ impl Inventory {
         };
         if let (Ok((snapshot, answer)), None) = (&answered, &shared.sharded) {
             shared.admission.update(snapshot, answer, self.sold_out_for);
+            shared.unknown_outcomes.count_tombstones(&shared.inventory.key, snapshot);
         }
-        observe::answered(&shared.inventory.key, &answered, only_reads);
+        observe::answered(&shared.inventory.key, &shared.failures, &answered, only_reads);
         answered
     }
 

@@ -20,14 +20,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dlock::Key;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::combiner::{Combiner, Reply};
 use crate::error::{Error, OperationId, Result};
+use crate::observe;
 use crate::store::{Answer, Id, Record, Request, Snapshot, Status};
 
 /// The pause before a request whose outcome is not known is sent again.
@@ -36,8 +39,12 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 const REMEMBERED: usize = 10_000;
 
 /// The ids in doubt of this process, so that the same call again settles them.
-#[derive(Clone, Default)]
-pub(super) struct UnknownOutcomes(Arc<Mutex<Ids>>);
+#[derive(Default)]
+pub(super) struct UnknownOutcomes {
+    ids: Arc<Mutex<Ids>>,
+    /// How many tombstones the home has, as it last said.
+    tombstones: AtomicU64,
+}
 
 #[derive(Default)]
 struct Ids {
@@ -62,7 +69,7 @@ struct Entry {
 
 /// A request that may still come to the store.
 pub(super) struct Doubt {
-    unknown_outcomes: UnknownOutcomes,
+    ids: Arc<Mutex<Ids>>,
     id: Id,
     number: u64,
 }
@@ -70,7 +77,7 @@ pub(super) struct Doubt {
 impl Doubt {
     /// The answer to the request has come after all.
     pub(super) fn ends(self) {
-        let mut ids = self.unknown_outcomes.0.lock();
+        let mut ids = self.ids.lock();
         let Some(entry) = ids.known.get_mut(&self.id) else { return };
         if entry.number == self.number {
             entry.copies -= 1;
@@ -82,13 +89,22 @@ impl Doubt {
 }
 
 impl UnknownOutcomes {
+    /// Reports how many tombstones the home has, if that changed.
+    pub(super) fn count_tombstones(&self, key: &Key, snapshot: &Snapshot) {
+        let count = snapshot.tombstones;
+        if self.tombstones.load(Ordering::Relaxed) != count {
+            self.tombstones.store(count, Ordering::Relaxed);
+            observe::tombstones(key, snapshot.home, count);
+        }
+    }
+
     pub(super) fn contains(&self, id: &Id) -> bool {
-        self.0.lock().known.contains_key(id)
+        self.ids.lock().known.contains_key(id)
     }
 
     /// Puts an id in doubt.
     pub(super) fn doubt(&self, id: &Id) -> Doubt {
-        let mut ids = self.0.lock();
+        let mut ids = self.ids.lock();
         let ids = &mut *ids;
         let entry = ids.known.entry(id.clone()).or_insert_with(|| {
             ids.numbers += 1;
@@ -109,11 +125,11 @@ impl UnknownOutcomes {
             order.retain(|(number, id)| ids.has(*number, id));
             ids.order = order;
         }
-        Doubt { unknown_outcomes: self.clone(), id: id.clone(), number }
+        Doubt { ids: self.ids.clone(), id: id.clone(), number }
     }
 
     fn remove(&self, id: &Id) {
-        self.0.lock().known.remove(id);
+        self.ids.lock().known.remove(id);
     }
 
     /// Sends a request until its outcome is known, or until the deadline. Unless `is_final`,

@@ -76,6 +76,7 @@ pub(crate) struct Snapshot {
     pub(crate) closes_at: u64,
     pub(crate) paused: bool,
     pub(crate) changes: u64,
+    pub(crate) tombstones: u64,
     /// The home that answered.
     pub(crate) home: u32,
 }
@@ -91,6 +92,7 @@ impl From<&View> for Snapshot {
             closes_at: view.closes_at,
             paused: view.paused,
             changes: view.changes,
+            tombstones: view.tombstones,
             home: 0,
         }
     }

@@ -253,6 +253,7 @@ impl ShardedInventory {
         if snapshot.changes > latest.load(Ordering::Relaxed) {
             latest.fetch_max(snapshot.changes, Ordering::Relaxed);
         }
+        unknown_outcomes.count_tombstones(sale.name(), &snapshot);
         if !matches!(answer, Answer::SoldOut { .. }) {
             sale.saw_units(snapshot);
         }
