@@ -4,7 +4,9 @@ use std::io::{BufRead, BufReader, Read};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
-use dlock_segment::{Inventory, OrderState, Reconciliation, ShopOrder};
+use dlock_segment::{
+    Correction, Difference, DifferenceKind, Inventory, OrderState, Reconciliation, ShopOrder,
+};
 use futures_util::stream;
 
 use crate::output::{self, BAD, GOOD, grouped, styled};
@@ -39,7 +41,8 @@ pub(super) struct Reconcile {
 
 impl Reconcile {
     pub(super) async fn run(&self, inventory: &Inventory, common: &Common) -> Result<u8> {
-        let orders = self.read()?;
+        let orders =
+            self.read()?.map(|order| order.with_context(|| format!("in `{}`", self.orders)));
         let report = inventory.reconcile(stream::iter(orders), self.apply).await?;
         if common.json {
             output::print_json(&report)?;
@@ -51,16 +54,14 @@ impl Reconcile {
 
     fn show(&self, report: &Reconciliation) {
         for difference in &report.differences {
-            let done = match (difference.corrected, &difference.why_not) {
-                (true, _) => styled(GOOD, "corrected"),
-                (false, Some(why)) => styled(BAD, why),
-                (false, None) => String::new(),
-            };
+            let Difference { operation, kind, units, .. } = difference;
+            let what = format!("{operation}: {} by {}", words(*kind), grouped(*units));
+            output::print(format!("{what}: {}", done(difference)));
+        }
+        if report.differences.len() as u64 != report.different {
             output::print(format!(
-                "{}: {:?} by {} {done}",
-                difference.operation,
-                difference.kind,
-                grouped(difference.units)
+                "and {} more",
+                grouped(report.different - report.differences.len() as u64)
             ));
         }
         output::print(format!(
@@ -72,62 +73,93 @@ impl Reconcile {
         ));
         if report.too_old > 0 || report.forgotten_units > 0 {
             output::print(format!(
-                "{} orders of {} units may be older than the retention; the inventory counts {} units of forgotten orders",
+                "{} orders of {} units are too old to be on record; the inventory counts {} units of forgotten orders",
                 grouped(report.too_old),
                 grouped(report.too_old_units),
                 grouped(report.forgotten_units)
             ));
         }
+        if report.leased_units > 0 {
+            output::print(format!(
+                "{} units were sold from memory, without ids to compare",
+                grouped(report.leased_units)
+            ));
+        }
+        if !self.apply && report.differences.iter().any(|it| it.correction.is_some()) {
+            output::print("nothing was changed; --apply does what is shown");
+        }
     }
 
-    fn read(&self) -> Result<Vec<ShopOrder>> {
+    fn read(&self) -> Result<impl Iterator<Item = Result<ShopOrder>> + use<>> {
         let source: Box<dyn Read> = match &*self.orders {
             "-" => Box::new(std::io::stdin()),
             file => Box::new(
                 std::fs::File::open(file).with_context(|| format!("cannot read `{file}`"))?,
             ),
         };
-        let is_csv = self.orders.ends_with(".csv");
-        orders(BufReader::new(source), is_csv).with_context(|| format!("in `{}`", self.orders))
+        let is_csv = self.orders.to_lowercase().ends_with(".csv");
+        Ok(orders(BufReader::new(source), is_csv))
     }
 }
 
-fn orders(lines: impl BufRead, is_csv: bool) -> Result<Vec<ShopOrder>> {
-    let mut columns: Option<Vec<String>> = None;
-    let mut orders = Vec::new();
-    for (number, line) in lines.lines().enumerate() {
-        let line = line?;
-        if line.trim().is_empty() {
-            continue;
-        }
-        let order = match (is_csv, &columns) {
-            (true, None) => {
-                columns = Some(fields(&line).map_err(|error| anyhow!("line 1: {error}"))?);
-                continue;
-            }
-            (true, Some(columns)) => of_csv(columns, &line),
-            (false, _) => serde_json::from_str(&line).map_err(Into::into),
-        };
-        orders.push(order.with_context(|| format!("line {}", number + 1))?);
+fn words(kind: DifferenceKind) -> &'static str {
+    match kind {
+        DifferenceKind::Missing => "missing",
+        DifferenceKind::NotConfirmed => "not confirmed",
+        DifferenceKind::TooMany => "too many",
+        DifferenceKind::TooFew => "too few",
+        DifferenceKind::NotReserved => "not reserved",
+        DifferenceKind::Unknown => "not among the orders",
+        _ => "different",
     }
-    Ok(orders)
+}
+
+/// What was done about a difference, or is done with `--apply`.
+fn done(difference: &Difference) -> String {
+    let Difference { correction, corrected, why_not, .. } = difference;
+    let (would, did) = match (correction, why_not) {
+        (_, Some(why)) => return styled(BAD, why),
+        (None, None) => return styled(BAD, "decide yourself"),
+        (Some(Correction::SellAgain), None) => ("sell it again", "sold again"),
+        (Some(Correction::Confirm), None) => ("confirm it", "confirmed"),
+        (Some(Correction::Cancel), None) => ("cancel it", "cancelled"),
+        (Some(Correction::GiveBack), None) => ("give it back", "given back"),
+        (Some(_), None) => ("correct it", "corrected"),
+    };
+    if *corrected { styled(GOOD, did) } else { would.to_owned() }
+}
+
+fn orders(lines: impl BufRead, is_csv: bool) -> impl Iterator<Item = Result<ShopOrder>> {
+    let mut columns: Option<Vec<String>> = None;
+    lines.lines().enumerate().filter_map(move |(number, line)| {
+        let order = line.map_err(Into::into).and_then(|line| match (is_csv, &columns) {
+            _ if line.trim().is_empty() => Ok(None),
+            (true, None) => {
+                columns = Some(fields(&line)?);
+                Ok(None)
+            }
+            (true, Some(columns)) => of_csv(columns, &line).map(Some),
+            (false, _) => Ok(Some(serde_json::from_str(&line)?)),
+        });
+        order.with_context(|| format!("line {}", number + 1)).transpose()
+    })
 }
 
 fn of_csv(columns: &[String], line: &str) -> Result<ShopOrder> {
     let fields = fields(line)?;
     let field = |name: &str| {
         let at = columns.iter().position(|column| column.trim() == name)?;
-        fields.get(at).map(|field| field.trim()).filter(|field| !field.is_empty())
+        fields.get(at).map(String::as_str).filter(|field| !field.is_empty())
     };
     let required = |name: &str| field(name).ok_or_else(|| anyhow!("there is no `{name}`"));
-    let state = match required("state")? {
+    let state = match required("state")?.trim() {
         "sold" => OrderState::Sold,
         "reserved" => OrderState::Reserved,
         "cancelled" => OrderState::Cancelled,
         other => bail!("the state `{other}` is none of sold, reserved, cancelled"),
     };
-    let quantity = required("quantity")?;
-    let at = match field("at") {
+    let quantity = required("quantity")?.trim();
+    let at = match field("at").map(str::trim) {
         Some(at) => Some(at.parse().context("`at` is a number of milliseconds")?),
         None => None,
     };
@@ -172,13 +204,16 @@ mod tests {
         let csv = "operation,quantity,state,buyer,at\no-1,2,sold,u-7,\n\"o,\"\"2\"\"\",1,cancelled,,5\r\n";
         let json = r#"{"operation":"o-1","quantity":2,"state":"sold","buyer":"u-7"}
 {"operation":"o,\"2\"","quantity":1,"state":"cancelled","at":5}"#;
-        let of_csv = orders(csv.as_bytes(), true).unwrap();
-        assert_eq!(of_csv, orders(json.as_bytes(), false).unwrap());
+        let orders = |text: &'static str, is_csv| {
+            orders(text.as_bytes(), is_csv).collect::<Result<Vec<ShopOrder>>>()
+        };
+        let of_csv = orders(csv, true).unwrap();
+        assert_eq!(of_csv, orders(json, false).unwrap());
         assert_eq!((of_csv.len(), &*of_csv[1].operation), (2, "o,\"2\""));
         for bad in
             ["operation,quantity,state\no,1,gone", "operation,quantity,state\no,x,sold", "a\n\"b"]
         {
-            assert!(orders(bad.as_bytes(), true).is_err(), "{bad}");
+            assert!(orders(bad, true).is_err(), "{bad}");
         }
     }
 }

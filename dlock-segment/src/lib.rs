@@ -26,12 +26,12 @@ pub use attribute::MayBeDry;
 pub use error::{Error, OperationId, Result};
 pub use homes::{MAX_HOMES, Routing};
 pub use inventory::{
-    Audit, Confirmation, CreationId, DeductRequest, Deduction, Difference, DifferenceKind,
-    Disagreement, Health, Hold, HoldState, Inventory, InventoryBuilder, JournalCursor,
-    LeaseBuilder, LeaseTotals, LeasedDeduction, LeasedUnits, MAX_EPOCHS, MAX_ID_BYTES,
-    MAX_QUANTITY, OrderState, Receipt, Reconciliation, Refund, RefundRequest, Reservation,
-    ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit, ShopOrder, Stock,
-    WriteOff, WriteOffRequest,
+    Audit, Confirmation, Correction, CreationId, DeductRequest, Deduction, Difference,
+    DifferenceKind, Disagreement, Health, Hold, HoldState, Inventory, InventoryBuilder,
+    JournalCursor, LeaseBuilder, LeaseTotals, LeasedDeduction, LeasedUnits, MAX_EPOCHS,
+    MAX_ID_BYTES, MAX_QUANTITY, OrderState, Receipt, Reconciliation, Refund, RefundRequest,
+    Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit,
+    ShopOrder, Stock, WriteOff, WriteOffRequest,
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentShare, SegmentedLock, Segments};
 #[doc(hidden)]

@@ -8,8 +8,9 @@ use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::homes::Site;
 use crate::store::home::cut;
-use crate::store::{Counts, Cursor, Id, InventoryId, Record, Status, Store, View};
+use crate::store::{Counts, Cursor, Id, InventoryId, Page, Record, Status, Store, View};
 
 /// How often an inventory that changes meanwhile is counted.
 const TRIES: usize = 5;
@@ -81,6 +82,18 @@ pub struct Disagreement {
 
 /// The records of operations by their ids; `None` if one cannot be read.
 pub(super) type Records = HashMap<Id, Option<Record>>;
+
+/// Reads all records of a home, a page at a time.
+pub(super) async fn each_page(site: &Site, mut each: impl FnMut(Page)) -> Result<()> {
+    let mut from = Some(Cursor::default());
+    while let Some(cursor) = from {
+        let read = site.call(move |store, id| async move { store.records(&id, cursor).await });
+        let mut page = read.await?;
+        from = page.next.take();
+        each(page);
+    }
+    Ok(())
+}
 
 /// Reads all records, and what each buyer has.
 pub(super) async fn records(

@@ -23,9 +23,20 @@ pub(super) fn checked_optional_id(what: &str, id: Option<&str>) -> Result<Option
 /// none. Ids of users contain no control characters.
 pub(super) const WHOLE_REFUND: &str = "\u{1}refund";
 
-/// Checks an id that a user gave, or that a refund without an id has.
+/// What makes an operation id the id of a correction of [`reconcile`](super::reconcile). The
+/// number of units that were left follows.
+pub(super) const RECONCILED: &str = "\u{1}reconcile:";
+
+/// The operation that an id was made for by one of these suffixes, else the id.
+pub(super) fn purchase_of(id: &str) -> &str {
+    let corrected = id.rsplit_once(RECONCILED);
+    let corrected = corrected.filter(|(_, left)| left.bytes().all(|byte| byte.is_ascii_digit()));
+    id.strip_suffix(WHOLE_REFUND).or(corrected.map(|(of, _)| of)).unwrap_or(id)
+}
+
+/// Checks an id that a user gave, or that was made for an operation.
 pub(super) fn checked_own_id(what: &str, id: &str) -> Result<Id> {
-    checked_id(what, id.strip_suffix(WHOLE_REFUND).unwrap_or(id))?;
+    checked_id(what, purchase_of(id))?;
     Ok(id.into())
 }
 

@@ -54,7 +54,9 @@ pub use self::outcome::{
     Confirmation, Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
     WriteOff,
 };
-pub use self::reconcile::{Difference, DifferenceKind, OrderState, Reconciliation, ShopOrder};
+pub use self::reconcile::{
+    Correction, Difference, DifferenceKind, OrderState, Reconciliation, ShopOrder,
+};
 pub use self::request::{DeductRequest, ReserveRequest};
 pub use self::reservation::ReservationHandle;
 use self::sharded::{Hint, ShardedInventory};

@@ -7,11 +7,12 @@ use dlock::{Dlock, IntoKey, Key};
 use super::admission::Admission;
 use super::backing::{Backing, on_driver, read_failed, store};
 use super::combiner::LIMITS;
-use super::sharded::ShardedInventory;
+use super::sharded::{ShardedInventory, site};
 use super::unknown_outcomes::UnknownOutcomes;
 use super::{CreationId, Inventory, OpenInventories, SOLD_OUT_FOR, Shared};
 use crate::error::{Error, Result};
 use crate::observe::Failures;
+use crate::homes::Site;
 use crate::store::{InventoryId, Store, View};
 
 impl Inventory {
@@ -124,6 +125,14 @@ impl Inventory {
         match ShardedInventory::open(servers, &key, birth).await.map_err(read_failed)? {
             Some((sharded, view)) => Self::of(dlock, key, &view, Some(sharded)),
             None => Self::of(dlock, key, &opened?, None),
+        }
+    }
+
+    /// Where its homes are.
+    pub(super) fn sites(&self) -> Result<Vec<Site>> {
+        match &self.shared.sharded {
+            Some(sharded) => Ok(sharded.homes.sites.clone()),
+            None => Ok(vec![site(&self.dlock, self.shared.inventory.clone())?]),
         }
     }
 

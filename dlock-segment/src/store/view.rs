@@ -56,6 +56,17 @@ impl View {
         self.generations.map(|of| if of >= oldest { of } else { 0 })
     }
 
+    /// Every effect under an id after this moment is on record. It is a retention ago, or later
+    /// if the retention became longer since: that brings nothing back.
+    pub(crate) fn remembers_since(&self) -> u64 {
+        let Generations { since, number, retention } = self.numbering;
+        // The generation that was written last may be ahead of a clock that was set back, and
+        // then the one before it is the oldest that is kept.
+        let oldest = self.numbering.at(self.now).saturating_sub(1).max(self.generations[1]);
+        let began = since + oldest.saturating_sub(number) * retention;
+        began.max(self.now.saturating_sub(retention))
+    }
+
     /// Whether no record was deleted yet because its retention was over.
     pub(crate) fn has_all_records(&self) -> bool {
         let [last, before] = self.generations;

@@ -115,7 +115,15 @@ impl ShardedInventory {
 
     fn home_of(&self, id: &str) -> usize {
         // A refund without an id of its own is known by that of its purchase.
-        home_of(id.strip_suffix(checks::WHOLE_REFUND).unwrap_or(id), self.count())
+        home_of(checks::purchase_of(id), self.count())
+    }
+
+    /// The home in which a purchase is, or would be.
+    pub(super) fn home_of_purchase(&self, id: &str, buyer: Option<&str>) -> usize {
+        match self.directory.routing {
+            Routing::Operation => self.home_of(id),
+            Routing::Buyer => self.home_of(buyer.unwrap_or(id)),
+        }
     }
 
     /// The home of a request that any home can serve.

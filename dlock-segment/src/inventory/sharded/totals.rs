@@ -184,17 +184,7 @@ impl ShardedInventory {
         Ok(whole_audit)
     }
 
-    /// The records of each home.
-    pub(in super::super) async fn all_records(&self) -> Result<Vec<audit::Records>> {
-        let read = self.homes.sites.iter().map(|site| {
-            site.call(|store, id| async move {
-                audit::records(&*store, &id).await.map(|(records, _)| records)
-            })
-        });
-        join_all(read).await.into_iter().collect()
-    }
-
-    /// The views of all homes, as one and each for itself.
+    /// The view of each home.
     pub(in super::super) async fn all_views(&self) -> Result<Vec<View>> {
         self.views().await
     }
