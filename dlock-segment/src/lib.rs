@@ -30,8 +30,8 @@ pub use inventory::{
     DifferenceKind, Disagreement, Health, Hold, HoldState, Inventory, InventoryBuilder,
     JournalCursor, LeaseBuilder, LeaseTotals, LeasedDeduction, LeasedUnits, MAX_EPOCHS,
     MAX_ID_BYTES, MAX_QUANTITY, OrderState, Receipt, Reconciliation, Refund, RefundRequest,
-    Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest, SegmentAudit,
-    ShopOrder, Stock, WriteOff, WriteOffRequest,
+    Repaired, Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest,
+    SegmentAudit, ShopOrder, Stock, WriteOff, WriteOffRequest,
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentShare, SegmentedLock, Segments};
 #[doc(hidden)]

@@ -49,6 +49,7 @@ pub use self::journal::JournalCursor;
 pub(crate) use self::journal::no_journal;
 pub use self::leased::{LeaseBuilder, LeaseTotals, LeasedDeduction, LeasedUnits};
 pub use self::manage::Health;
+pub use self::opening::Repaired;
 use self::outcome::Origin;
 pub use self::outcome::{
     Confirmation, Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,

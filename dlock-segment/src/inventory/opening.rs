@@ -108,10 +108,75 @@ impl Inventory {
         Self::open_born(servers, name.into_key()?, birth).await
     }
 
+    /// Makes homes of an inventory again that are gone, for instance because one of several
+    /// servers came back empty. The other homes keep what they have, and go on selling.
+    ///
+    /// A home that is made again has no units, and none of its orders. Add the units that it
+    /// had with [`restock`](Self::restock), and [`reconcile`](Self::reconcile) the inventory
+    /// with your orders. Processes that had it open must open it again. If the first home was
+    /// lost, the inventory has another [`creation_id`](Self::creation_id) from now on.
+    ///
+    /// The servers are given as to [`open_on`](Self::open_on). An empty server cannot be told
+    /// from another one, so make sure that the list is the one of the creation.
+    ///
+    /// ```
+    /// # async fn example(servers: &[dlock::Dlock]) -> dlock_segment::Result<()> {
+    /// use dlock_segment::Inventory;
+    ///
+    /// let repaired = Inventory::repair(servers, "phone").await?;
+    /// println!("homes {:?} were made again", repaired.homes);
+    /// println!("its id is {} now", repaired.inventory.creation_id());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound` if nothing is left of it, or if its creation was interrupted: create it again.
+    /// `OutOfReach` if a server does not answer. `Conflict` if the servers are others, or in
+    /// another order. `Store` if the store cannot be used. `Unknown` if it did not answer; call
+    /// it again.
+    ///
+    /// # Cancel safety
+    /// Some homes may have been made when it is dropped; call it again.
+    pub async fn repair(servers: &[Dlock], name: impl IntoKey) -> Result<Repaired> {
+        let key = name.into_key()?;
+        if servers.is_empty() {
+            return Err(no_server());
+        }
+        let homes = ShardedInventory::repair(servers, &key).await?;
+        Ok(Repaired { homes, inventory: Self::open_born(servers, key, 0).await? })
+    }
+
+    /// Deletes the inventory of this name, also if it cannot be opened because some of its homes
+    /// are gone: a [`remove`](Self::remove) that was interrupted can be finished so. Returns
+    /// whether anything was there.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// use dlock_segment::Inventory;
+    ///
+    /// Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// assert!(Inventory::remove_by_name(&[dlock.clone()], "phone").await?);
+    /// assert!(!Inventory::remove_by_name(&[dlock], "phone").await?, "it is gone");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Conflict` if the servers are others than those of the creation, or in another order.
+    /// `Store` if the store cannot be used. `Unknown` if it did not answer; call it again.
+    ///
+    /// # Cancel safety
+    /// Some homes may have been removed when it is dropped; call it again.
+    pub async fn remove_by_name(servers: &[Dlock], name: impl IntoKey) -> Result<bool> {
+        let key = name.into_key()?;
+        if servers.is_empty() {
+            return Err(no_server());
+        }
+        ShardedInventory::remove_by_name(servers, &key).await
+    }
+
     async fn open_born(servers: &[Dlock], key: Key, birth: u64) -> Result<Self> {
-        let Some(dlock) = servers.first() else {
-            return Err(Error::Invalid("an inventory needs a server; name one at least".into()));
-        };
+        let Some(dlock) = servers.first() else { return Err(no_server()) };
         let inventory = InventoryId { key: key.clone(), birth };
         let open = move |store: Arc<dyn Store>| async move { store.open(&inventory).await };
         let opened = on_driver(dlock, store(dlock)?, open).await.map_err(read_failed);
@@ -146,6 +211,11 @@ impl Inventory {
         let all = dlock.extension::<OpenInventories>();
         let mut open = all.0.lock();
         let known = open.get(&(inventory.key.clone(), inventory.birth)).and_then(Weak::upgrade);
+        // A home may have been made again since it was opened.
+        let known = known.filter(|known| match (&known.sharded, &sharded) {
+            (Some(known), Some(now)) => known.has_homes_of(now),
+            _ => true,
+        });
         let shared = match known {
             Some(shared) => shared,
             None => {
@@ -164,4 +234,18 @@ impl Inventory {
         };
         Ok(Inventory { dlock: dlock.clone(), shared, sold_out_for: SOLD_OUT_FOR })
     }
+}
+
+fn no_server() -> Error {
+    Error::Invalid("an inventory needs a server; name one at least".into())
+}
+
+/// The result of [`Inventory::repair`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Repaired {
+    /// The homes that were made again; none if all were there.
+    pub homes: Vec<u32>,
+    /// The inventory.
+    pub inventory: Inventory,
 }

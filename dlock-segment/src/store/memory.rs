@@ -256,10 +256,10 @@ impl Store for Memory {
         done(self.with(inventory, |home, _| home.terms.directory.clone()))
     }
 
-    fn identity(&self, make: bool) -> Call<'_, Option<String>> {
+    fn identity<'a>(&'a self, given: Option<&'a str>) -> Call<'a, Option<String>> {
         let mut identity = self.homes.identity.lock();
-        if identity.is_none() && make {
-            *identity = Some(format!("{:016x}", rand::rng().random::<u64>()));
+        if identity.is_none() {
+            *identity = given.map(str::to_owned);
         }
         done(Ok(identity.clone()))
     }

@@ -384,6 +384,9 @@ pub enum Change {
     Settings(Settings),
     /// All homes of the sale were made: from now on, one that is not there is lost.
     Complete,
+    /// Changes are counted from here at least: the home was made again, and what the others
+    /// know of its changes must not make it look as if it had lost the new ones too.
+    CountFrom(u64),
 }
 
 /// The position from which records are read next; start with the default.
@@ -463,10 +466,10 @@ pub trait Store: Send + Sync + 'static {
         let _ = inventory;
         Box::pin(std::future::ready(Ok(String::new())))
     }
-    /// Reads the identity of the server, which lasts as long as its data. `make` gives it
-    /// one if it has none. `None`: it has none, or this kind of store needs none.
-    fn identity(&self, make: bool) -> Call<'_, Option<String>> {
-        let _ = make;
+    /// Reads the identity of the server, which lasts as long as its data. If it has none, it
+    /// is given this one. `None`: it has none, or this kind of store needs none.
+    fn identity<'a>(&'a self, given: Option<&'a str>) -> Call<'a, Option<String>> {
+        let _ = given;
         Box::pin(std::future::ready(Ok(None)))
     }
     /// The name of the server that keeps what has this key, for as long as the servers

@@ -224,12 +224,13 @@ impl<S: Compared> Both<S> {
     }
 
     async fn change(&mut self) {
-        let change = match self.random.random_range(0..9) {
+        let change = match self.random.random_range(0..10) {
             0 => Change::Pause,
             1 | 2 => Change::Resume,
             3 => Change::PerBuyer(self.random.random_range(0..6)),
             4 => Change::Retention([15, 40, 20_000][self.random.random_range(0..3)]),
             6 => Change::Complete,
+            9 => Change::CountFrom(self.random.random_range(0..100)),
             7 => Change::Settings(Settings {
                 version: self.random.random_range(0..20),
                 opens_at: self.random.random_range(0..2),

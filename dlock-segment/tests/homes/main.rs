@@ -8,6 +8,7 @@ mod common;
 mod failing;
 mod moving;
 mod placing;
+mod repairing;
 mod routing;
 
 use std::collections::BTreeMap;

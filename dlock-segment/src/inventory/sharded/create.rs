@@ -78,15 +78,28 @@ impl ShardedInventory {
         sale: &Key,
         directory: &Directory,
     ) -> Result<Vec<Site>> {
-        let mut sites = Vec::new();
+        let (sites, empty) = Self::sites_and_empty_servers(clients, sale, directory).await?;
+        match empty.first() {
+            Some(place) => Err(empty_server(*place)),
+            None => Ok(sites),
+        }
+    }
+
+    /// Where the homes are, and which servers do not know that they ever had one.
+    pub(super) async fn sites_and_empty_servers(
+        clients: &[Dlock],
+        sale: &Key,
+        directory: &Directory,
+    ) -> Result<(Vec<Site>, Vec<usize>)> {
+        let (mut sites, mut empty) = (Vec::new(), Vec::new());
         for (home, (key, server)) in directory.homes.iter().enumerate() {
             let dlock = &clients[home % clients.len()];
             let site = site(dlock, InventoryId { key: labelled(sale, key), birth: 0 })?;
             if home < clients.len() {
-                let asked = site.call(|store, _| async move { store.identity(false).await });
+                let asked = site.call(|store, _| async move { store.identity(None).await });
                 match asked.await {
                     Ok(Some(identity)) if identity != *server => return Err(other_servers(home)),
-                    Ok(None) if server != "-" => return Err(empty_server(home)),
+                    Ok(None) if server != "-" => empty.push(home),
                     // A server that is away is found out when it is back: its homes have
                     // names of their own.
                     Ok(_) | Err(_) => {}
@@ -96,7 +109,7 @@ impl ShardedInventory {
             }
             sites.push(site);
         }
-        Ok(sites)
+        Ok((sites, empty))
     }
 }
 
@@ -130,7 +143,9 @@ async fn new_directory(
     let mut servers = Vec::new();
     for (place, dlock) in clients.iter().enumerate() {
         let site = site(dlock, InventoryId { key: key.clone(), birth: 0 })?;
-        let server = site.call(|store, _| async move { store.identity(true).await }).await?;
+        let fresh = format!("{:016x}", rand::random::<u64>());
+        let given = site.call(|store, _| async move { store.identity(Some(&fresh)).await });
+        let server = given.await?;
         let server = server.unwrap_or_else(|| "-".to_owned());
         if clients.len() > 1 && (server == "-" || servers.contains(&server)) {
             return Err(Error::Invalid(format!(
@@ -164,6 +179,6 @@ fn other_servers(place: usize) -> Error {
 
 fn empty_server(place: usize) -> Error {
     Error::Lost(format!(
-        "server {place} of the list has none of the data that it had when the inventory was created: it lost them, or is another server; stop selling, and see `reconcile`"
+        "server {place} of the list has none of the data that it had when the inventory was created: it lost them, or is another server; if it lost them, stop selling and make its homes again with `dlock inventory NAME repair` or Inventory::repair()"
     ))
 }

@@ -13,6 +13,7 @@ mod balance;
 mod create;
 mod names;
 mod open;
+mod repair;
 mod search;
 mod totals;
 
@@ -107,6 +108,13 @@ impl ShardedInventory {
             turn: AtomicU64::new(u64::from(start) * PER_TURN),
             proof: Mutex::default(),
         })
+    }
+
+    /// Whether its homes are those of the other one, as far as both know them.
+    pub(super) fn has_homes_of(&self, other: &Self) -> bool {
+        let births = self.homes.sites.iter().zip(&other.homes.sites);
+        let mut births = births.map(|(one, other)| (one.id.birth, other.id.birth));
+        births.all(|(one, other)| one == other || one == 0 || other == 0)
     }
 
     pub(super) fn count(&self) -> usize {

@@ -10,7 +10,7 @@ use crate::homes::{Directory, Site};
 use crate::store::{InventoryId, View};
 
 /// How many homes are looked for when the first one cannot be reached.
-const LOOKED_FOR: usize = 12;
+pub(super) const LOOKED_FOR: usize = 12;
 
 /// What there is under a name.
 pub(super) enum Found {
@@ -33,7 +33,7 @@ impl Missing {
     pub(super) fn lost(&self, key: &Key) -> Error {
         let missing: Vec<String> = self.missing.iter().map(usize::to_string).collect();
         Error::Lost(format!(
-            "home {} of the inventory `{}` is not in the store, and others are: the store lost it; stop selling, and restore it from your orders with reconcile; do not create it again",
+            "home {} of the inventory `{}` is not in the store, and others are: the store lost it, or a removal was interrupted; make it again with `dlock inventory NAME repair` or Inventory::repair() and then reconcile it with your orders, or remove the rest with `dlock inventory NAME remove` or Inventory::remove_by_name()",
             missing.join(", "),
             key.label()
         ))

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use futures_util::future::join_all;
 
-use super::{Inventory, ShardedInventory};
+use super::{Inventory, ShardedInventory, repair};
 use crate::error::{Error, Result};
 use crate::homes::{Routing, Seen, compare_homes, newest_settings, out_of_reach, whole};
 use crate::inventory::audit::{self, Audit, Disagreement};
@@ -132,13 +132,9 @@ impl ShardedInventory {
         out_of_reach(&changed).map_or(Ok(()), Err)
     }
 
-    /// Removes all homes, the first one last: it has the name of the sale.
+    /// Removes all homes.
     pub(in super::super) async fn remove(&self) -> Result<bool> {
-        let mut any = false;
-        for site in self.homes.sites.iter().rev() {
-            any |= site.call(|store, id| async move { store.remove(&id).await }).await?;
-        }
-        Ok(any)
+        repair::remove(&self.homes.sites).await
     }
 
     /// What the server would keep that keeps least.

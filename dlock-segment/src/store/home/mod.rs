@@ -444,6 +444,7 @@ impl Home {
                 }
             }
             Change::Complete => self.is_complete = true,
+            Change::CountFrom(changes) => self.changes = self.changes.max(changes + 1),
         }
     }
 

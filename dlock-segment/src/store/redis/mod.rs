@@ -8,7 +8,6 @@ use std::sync::OnceLock;
 use dlock::Key;
 use dlock::backend::redis::extension::Script;
 use dlock::extension::ClientExtension;
-use rand::RngExt as _;
 use redis::Value;
 
 use self::codec::Batch;
@@ -225,15 +224,14 @@ impl Redis {
         Ok(values.max_by_key(|value| rank(value).map_or(9, |rank| rank)).flatten())
     }
 
-    async fn server_identity(&self, make: bool) -> Result<Option<String>> {
+    async fn server_identity(&self, given: Option<&str>) -> Result<Option<String>> {
         if self.is_ring {
             return Ok(None); // the cluster says who serves what
         }
         let key = Key::new("dlock:server").map_err(Error::from)?;
         let name = format!("{}u", self.client.redis_name(&key)?);
-        if make {
-            let fresh = format!("{:016x}", rand::rng().random::<u64>());
-            let command: [&[u8]; 4] = [b"SET", name.as_bytes(), fresh.as_bytes(), b"NX"];
+        if let Some(given) = given {
+            let command: [&[u8]; 4] = [b"SET", name.as_bytes(), given.as_bytes(), b"NX"];
             self.client.command(&name, &command).await.map_err(Error::from)?;
         }
         let reply = self.command(&key, &[b"GET", name.as_bytes()]).await?;
@@ -321,6 +319,7 @@ impl Store for Redis {
                 Change::Resize(segments) => ("z", vec![segments.into()]),
                 Change::Rebalance => ("b", Vec::new()),
                 Change::Complete => ("y", Vec::new()),
+                Change::CountFrom(changes) => ("u", vec![changes]),
                 Change::Settings(to) => {
                     let (paused, limit) = (to.paused.into(), to.per_buyer);
                     let times = [to.version, to.opens_at, to.closes_at];
@@ -376,8 +375,8 @@ impl Store for Redis {
         })
     }
 
-    fn identity(&self, make: bool) -> Call<'_, Option<String>> {
-        Box::pin(self.server_identity(make))
+    fn identity<'a>(&'a self, given: Option<&'a str>) -> Call<'a, Option<String>> {
+        Box::pin(self.server_identity(given))
     }
 
     fn server_of<'a>(&'a self, key: &'a Key) -> Call<'a, String> {

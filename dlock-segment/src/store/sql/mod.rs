@@ -192,7 +192,7 @@ impl Store for Sql {
         Box::pin(async move { self.row(inventory).await.map(|row| row.head.terms.directory) })
     }
 
-    fn identity(&self, _make: bool) -> Call<'_, Option<String>> {
+    fn identity<'a>(&'a self, _given: Option<&'a str>) -> Call<'a, Option<String>> {
         Box::pin(async move {
             let identity = self.client.sql(&jobs::Identity).await;
             identity.map_err(Error::Store)

@@ -2,7 +2,8 @@
 -- ARGV: birth, then one of
 --   'w' opens closes: the opening times; 'p' 0 or 1: paused; 'l' units: limit per buyer;
 --   'r' milliseconds: the retention; 'z' segments: resize; 'b': rebalance;
---   'y': all homes were made; 's' version opens closes paused limit retention: the settings
+--   'y': all homes were made; 'u' changes: they are counted from here at least;
+--   's' version opens closes paused limit retention: the settings
 --   of all homes, unless it has newer ones
 -- Reply: the view, or 'N' if there is no such inventory ('R' if it was removed).
 
@@ -67,6 +68,8 @@ elseif what == 'y' then
   if not has_flag(head, COMPLETE) then
     head[LAYOUT] = head[LAYOUT] + COMPLETE
   end
+elseif what == 'u' then
+  head[CHANGES] = math.max(head[CHANGES], tonumber(ARGV[3]))
 elseif what == 's' then
   head[VERSION] = tonumber(ARGV[3])
   head[OPENS], head[CLOSES] = tonumber(ARGV[4]), tonumber(ARGV[5])
