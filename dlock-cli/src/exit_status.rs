@@ -53,7 +53,8 @@ fn known(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<dlock_bench::UsageError>() {
         return Some(USAGE);
     }
-    if let Some(error) = error.downcast_ref::<dlock_segment::Error>() {
+    let reworded = error.downcast_ref::<crate::inventory::Reworded>().map(|it| &it.error);
+    if let Some(error) = reworded.or_else(|| error.downcast_ref::<dlock_segment::Error>()) {
         return match error {
             dlock_segment::Error::Invalid(_) => Some(USAGE),
             dlock_segment::Error::Unknown(_) => Some(UNAVAILABLE),

@@ -1,33 +1,45 @@
-//! `dlock inventory`: makes or changes an inventory, or shows its segments and whether every
-//! unit is accounted for.
+//! `dlock inventory`: shows the counts of an inventory, and makes, changes, audits or repairs it.
 
 #[path = "inventory_actions.rs"]
 mod actions;
+#[path = "inventory_audit.rs"]
+mod audit;
+#[path = "inventory_orders.rs"]
+mod orders;
 #[path = "inventory_reconcile.rs"]
 mod reconcile;
+#[path = "inventory_repair.rs"]
+mod repair;
+#[path = "inventory_settings.rs"]
+mod settings;
+#[path = "inventory_times.rs"]
+mod times;
+
+use std::fmt;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
 use dlock::{Dlock, Key};
-use dlock_segment::Audit;
+use dlock_segment::{Counts, CreationId, Stock};
 use serde::Serialize;
 
 use self::actions::Action;
-use crate::output::{self, BAD, BOLD, DIM, GOOD, grouped, styled};
-use crate::{Common, exit_status};
+use crate::Common;
+use crate::output::{self, BOLD, DIM, GOOD, grouped, styled};
 
-/// Create or change an inventory, or show its segments and audit it
+/// Show the counts of an inventory, or create, change, audit or repair it
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Every unit is accounted for: initial + restocked = available + reserved + sold + written
-off. Ends with status 1 and names the operations if something does not agree, and
-with status 75 if the inventory changed all the time, so that the audit is not exact.
+Without a word after the name it shows the counts, in one round trip. `audit` reads every
+record.
 
 Examples:
   dlock inventory phone create --stock 1000 --per-buyer 2 --url redis://localhost
   dlock inventory phone --url redis://localhost
+  dlock inventory phone pause
+  dlock inventory phone lookup order-981
   dlock inventory phone create --stock 1000000 --homes 6 --url redis+cluster://a,b,c
-  dlock inventory phone --url redis://a,b,c")]
+  dlock inventory phone audit --url redis://a,b,c")]
 pub(crate) struct Inventory {
     /// The name of the inventory
     name: String,
@@ -38,10 +50,62 @@ pub(crate) struct Inventory {
 #[derive(Serialize)]
 struct Seen<'a> {
     inventory: &'a str,
-    clean: bool,
-    homes: u32,
+    creation_id: CreationId,
     #[serde(flatten)]
-    audit: &'a Audit,
+    stock: &'a Stock,
+    /// The counts of the segments, one home after the other.
+    by_segment: &'a [Counts],
+}
+
+/// An error of the library, in the words of the command.
+#[derive(Debug)]
+pub(crate) struct Reworded {
+    text: String,
+    pub(crate) error: dlock_segment::Error,
+}
+
+/// What the library says, and what the command says.
+const WORDS: [(&str, &str); 11] = [
+    (".receipt(&receipt)", "--receipt FILE"),
+    (".buyer(id)", "--buyer ID"),
+    (".operation(id)", "--id ID"),
+    (".journal(entries)", "`create --journal N`"),
+    (".routed_by(Routing::Buyer)", "`create --routed-by buyer`"),
+    ("give it a longer .deadline(..)", "when the servers are less busy"),
+    ("open() it to use it as it is", "use it as it is"),
+    (
+        "call resolve() with the operation id, or send the same request again",
+        "run the same command again",
+    ),
+    (" or Inventory::repair()", ""),
+    (" or Inventory::remove_by_name()", ""),
+    (" or create()", ""),
+];
+
+impl Reworded {
+    fn of(error: anyhow::Error) -> anyhow::Error {
+        match error.downcast::<dlock_segment::Error>() {
+            Ok(error) => {
+                let text = WORDS
+                    .iter()
+                    .fold(error.to_string(), |text, (theirs, ours)| text.replace(theirs, ours));
+                Reworded { text, error }.into()
+            }
+            Err(error) => error,
+        }
+    }
+}
+
+impl fmt::Display for Reworded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Reworded {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
 }
 
 /// How wide a full segment is drawn, at most.
@@ -71,87 +135,72 @@ async fn open(common: &Common, name: &str) -> Result<(Vec<Dlock>, dlock_segment:
 
 impl Inventory {
     pub(crate) async fn run(self, common: &Common) -> Result<u8> {
-        if let Some(action) = &self.action {
-            return action.run(&self.name, common).await;
-        }
+        let ran = match &self.action {
+            Some(action) => action.run(&self.name, common).await,
+            None => self.show(common).await,
+        };
+        ran.map_err(Reworded::of)
+    }
+
+    async fn show(&self, common: &Common) -> Result<u8> {
         let (_clients, inventory) = open(common, &self.name).await?;
-        let audit = inventory.audit().await?;
-        let stock = inventory.stock().await?;
+        let (stock, by_segment) = inventory.segments().await?;
         if common.json {
             output::print_json(&Seen {
                 inventory: &self.name,
-                clean: audit.is_clean(),
-                homes: stock.homes,
-                audit: &audit,
+                creation_id: inventory.creation_id(),
+                stock: &stock,
+                by_segment: &by_segment,
             })?;
-        } else {
-            self.show(&audit, stock.homes as usize);
+            return Ok(0);
         }
-        Ok(match (audit.disagreements.is_empty(), audit.exact) {
-            (false, _) => exit_status::FAILURE,
-            (true, false) => exit_status::BUSY,
-            (true, true) => 0,
-        })
+        print_counts(&self.name, &stock, &by_segment);
+        output::print(settings::terms(&stock));
+        Ok(0)
     }
+}
 
-    fn show(&self, audit: &Audit, homes: usize) {
-        let Audit { initial, restocked, available, reserved, sold, written_off, .. } = *audit;
-        let mut lost = match written_off {
-            0 => String::new(),
-            units => format!(", {} written off", grouped(units)),
-        };
-        if audit.in_transit > 0 {
-            lost += &format!(", {} on their way between homes", grouped(audit.in_transit));
+/// Prints the counts, and a bar for each segment.
+fn print_counts(name: &str, stock: &Stock, by_segment: &[Counts]) {
+    let Stock { initial, restocked, available, reserved, sold, written_off, .. } = *stock;
+    let mut lost = match written_off {
+        0 => String::new(),
+        units => format!(", {} written off", grouped(units)),
+    };
+    if stock.in_transit > 0 {
+        lost += &format!(", {} on their way between homes", grouped(stock.in_transit));
+    }
+    let homes = stock.homes as usize;
+    let each = (by_segment.len() / homes.max(1)).max(1);
+    output::print(format!(
+        "{}: {} available, {} reserved, {} sold{lost} of {}",
+        styled(BOLD, name),
+        grouped(available),
+        grouped(reserved),
+        grouped(sold),
+        grouped(initial + restocked),
+    ));
+    let most = by_segment.iter().map(|counts| counts.available + counts.reserved);
+    let (most, width) = (most.max().unwrap_or(0).max(1), width());
+    for (number, counts) in by_segment.iter().enumerate() {
+        let length = |units: u64| usize::try_from((units * width).div_ceil(most)).unwrap_or(0);
+        if homes > 1 && number % each == 0 {
+            output::print(styled(DIM, format!("home {}", number / each)));
         }
-        let each = (audit.segments.len() / homes.max(1)).max(1);
+        let bar = "█".repeat(length(counts.available)) + &"░".repeat(length(counts.reserved));
         output::print(format!(
-            "{}: {} available, {} reserved, {} sold{lost} of {}",
-            styled(BOLD, &self.name),
-            grouped(available),
-            grouped(reserved),
-            grouped(sold),
-            grouped(initial + restocked),
-        ));
-        let most = audit.segments.iter().map(|it| it.counts.available + it.counts.reserved);
-        let (most, width) = (most.max().unwrap_or(0).max(1), width());
-        for (number, segment) in audit.segments.iter().enumerate() {
-            let (available, reserved) = (segment.counts.available, segment.counts.reserved);
-            let length = |units: u64| usize::try_from((units * width).div_ceil(most)).unwrap_or(0);
-            if homes > 1 && number % each == 0 {
-                output::print(styled(DIM, format!("home {}", number / each)));
-            }
-            let bar = "█".repeat(length(available)) + &"░".repeat(length(reserved));
-            output::print(format!(
-                "{:>5} {} {}",
-                number % each,
-                styled(GOOD, bar),
-                styled(
-                    DIM,
-                    format!(
-                        "{} + {} reserved, {} sold",
-                        grouped(available),
-                        grouped(reserved),
-                        grouped(segment.counts.sold)
-                    )
-                ),
-            ));
-        }
-        let looked = if audit.exact { "" } else { " (not exact: it changed meanwhile)" };
-        match audit.disagreements.as_slice() {
-            [] if !audit.exact => output::print(
-                "audit: not exact: the inventory changed meanwhile, so not everything was checked; try again when it is quiet",
+            "{:>5} {} {}",
+            number % each,
+            styled(GOOD, bar),
+            styled(
+                DIM,
+                format!(
+                    "{} + {} reserved, {} sold",
+                    grouped(counts.available),
+                    grouped(counts.reserved),
+                    grouped(counts.sold)
+                )
             ),
-            [] => output::print(format!(
-                "audit: {}{looked}",
-                styled(GOOD, "every unit is accounted for")
-            )),
-            faults => {
-                output::print(format!("audit: {}{looked}", styled(BAD, "the counts do not agree")));
-                for fault in faults {
-                    let whose = fault.operation.as_deref().unwrap_or("the inventory");
-                    output::print(format!("  {whose}: {}", fault.what));
-                }
-            }
-        }
+        ));
     }
 }

@@ -9,30 +9,61 @@ use dlock::Key;
 use dlock_segment::{CreationId, Inventory, Receipt, Refund, Routing, WriteOff};
 use serde::Serialize;
 
+use super::orders::{Cancel, Journal, Lookup};
+use super::repair::{Remove, Repair};
+use super::settings::{self, Limit, Resize, Retention, Window};
+use super::times;
 use crate::Common;
 use crate::output::{self, grouped};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Action {
     Create(Create),
-    Refund(RefundArgs),
+    /// Stop selling until `resume`; reservations can still be confirmed and cancelled
+    Pause,
+    /// Start selling again after `pause`
+    Resume,
+    Window(Window),
+    Limit(Limit),
+    Restock(RestockArgs),
     WriteOff(WriteOffArgs),
-    Retention(Retention),
+    Refund(RefundArgs),
+    Lookup(Lookup),
+    Cancel(Cancel),
+    Journal(Journal),
+    Audit(super::audit::AuditArgs),
     Reconcile(super::reconcile::Reconcile),
+    Repair(Repair),
+    Retention(Retention),
+    Resize(Resize),
+    Remove(Remove),
 }
 
 impl Action {
     pub(super) async fn run(&self, name: &str, common: &Common) -> Result<u8> {
-        if let Action::Create(create) = self {
-            return create.run(name, common).await;
+        match self {
+            Action::Create(create) => return create.run(name, common).await,
+            Action::Repair(repair) => return repair.run(name, common).await,
+            Action::Remove(remove) => return remove.run(name, common).await,
+            _ => {}
         }
         let (_clients, inventory) = super::open(common, name).await?;
         match self {
-            Action::Create(_) => Ok(0),
-            Action::Refund(refund) => refund.run(&inventory, common).await,
+            Action::Create(_) | Action::Repair(_) | Action::Remove(_) => Ok(0),
+            Action::Pause => settings::print(common, &inventory.pause().await?),
+            Action::Resume => settings::print(common, &inventory.resume().await?),
+            Action::Window(window) => window.run(&inventory, common).await,
+            Action::Limit(limit) => limit.run(&inventory, common).await,
+            Action::Restock(restock) => restock.run(&inventory, common).await,
             Action::WriteOff(write_off) => write_off.run(&inventory, common).await,
-            Action::Retention(retention) => retention.run(&inventory, common).await,
+            Action::Refund(refund) => refund.run(&inventory, common).await,
+            Action::Lookup(lookup) => lookup.run(&inventory, common).await,
+            Action::Cancel(cancel) => cancel.run(&inventory, common).await,
+            Action::Journal(journal) => journal.run(&inventory, common).await,
+            Action::Audit(audit) => audit.run(name, &inventory, common).await,
             Action::Reconcile(reconcile) => reconcile.run(&inventory, common).await,
+            Action::Retention(retention) => retention.run(&inventory, common).await,
+            Action::Resize(resize) => resize.run(&inventory, common).await,
         }
     }
 }
@@ -63,12 +94,12 @@ pub(super) struct Create {
     /// How many units a buyer may have; with several homes it needs --routed-by buyer
     #[arg(long)]
     per_buyer: Option<u64>,
-    /// When it starts to sell, in milliseconds of Unix time
-    #[arg(long)]
-    opens_at: Option<u64>,
-    /// When it stops selling, in milliseconds of Unix time
-    #[arg(long)]
-    closes_at: Option<u64>,
+    /// When it starts to sell: a time with its offset, such as 2026-11-11T20:00:00+08:00
+    #[arg(long, value_parser = times::parse)]
+    opens_at: Option<SystemTime>,
+    /// When it stops selling: a time with its offset
+    #[arg(long, value_parser = times::parse)]
+    closes_at: Option<SystemTime>,
     /// For how many seconds an operation id is remembered at least [default: a day]
     #[arg(long)]
     retention: Option<u64>,
@@ -94,15 +125,14 @@ impl Create {
         };
         let mut builder =
             builder.homes(homes).servers(clients[1..].iter().cloned()).routed_by(routing);
-        let time = |millis| SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
         if let Some(limit) = self.per_buyer {
             builder = builder.per_buyer(limit);
         }
         if let Some(opens_at) = self.opens_at {
-            builder = builder.opens_at(time(opens_at));
+            builder = builder.opens_at(opens_at);
         }
         if let Some(closes_at) = self.closes_at {
-            builder = builder.closes_at(time(closes_at));
+            builder = builder.closes_at(closes_at);
         }
         if let Some(seconds) = self.retention {
             builder = builder.retention(Duration::from_secs(seconds));
@@ -156,6 +186,9 @@ pub(super) struct RefundArgs {
     /// A file with the receipt of the order; `-` is the standard input
     #[arg(long)]
     receipt: Option<String>,
+    /// The buyer, if several buyers have an order with this id
+    #[arg(long)]
+    buyer: Option<String>,
     /// The units are damaged: do not sell them again
     #[arg(long)]
     damaged: bool,
@@ -172,6 +205,9 @@ impl RefundArgs {
         }
         if let Some(file) = &self.receipt {
             request = request.receipt(&read_receipt(file)?);
+        }
+        if let Some(buyer) = &self.buyer {
+            request = request.buyer(buyer);
         }
         if self.damaged {
             request = request.damaged();
@@ -232,27 +268,25 @@ impl WriteOffArgs {
     }
 }
 
-/// Change for how long operation ids are remembered
+/// Add units
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The new retention begins now, also for what is on record: nothing is forgotten at once.
+The same id again changes nothing.
 
 Example:
-  dlock inventory phone retention 2592000")]
-pub(super) struct Retention {
-    /// For how many seconds an operation id is remembered at least
-    seconds: u64,
+  dlock inventory phone restock 500 --id delivery-3")]
+pub(super) struct RestockArgs {
+    /// How many units
+    quantity: u64,
+    /// The id of this restock, under which it happens once
+    #[arg(long)]
+    id: String,
 }
 
-impl Retention {
+impl RestockArgs {
     async fn run(&self, inventory: &Inventory, common: &Common) -> Result<u8> {
-        let stock = inventory.retention(Duration::from_secs(self.seconds)).await?;
-        if common.json {
-            output::print_json(&stock)?;
-        } else {
-            output::print(format!("operation ids are remembered for {} s", self.seconds));
-        }
-        Ok(0)
+        let receipt = inventory.restock(self.quantity).operation(&self.id).send().await?;
+        print(common, &receipt, "added")
     }
 }
 

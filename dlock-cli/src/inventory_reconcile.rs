@@ -9,6 +9,7 @@ use dlock_segment::{
 };
 use futures_util::stream;
 
+use super::times;
 use crate::output::{self, BAD, GOOD, grouped, styled};
 use crate::{Common, exit_status};
 
@@ -17,12 +18,13 @@ use crate::{Common, exit_status};
 #[command(after_help = "\
 The file has a line for each order, as JSON:
   {\"operation\":\"order-981\",\"quantity\":2,\"state\":\"sold\",\"buyer\":\"u-7\"}
-or as CSV, with a first line that names the columns (at is optional, in milliseconds):
+or as CSV, with a first line that names the columns (at is optional: when the order was
+placed, as a time with its offset or in milliseconds of Unix time):
   operation,quantity,state,buyer,at
 The states are sold, reserved and cancelled (also for an order that was given back). The
-quantity is what is sold now.
+quantity is what is sold now. Give all orders, one line for each.
 
-With --apply, orders that the inventory lost are sold again under their ids, even if the
+Without --apply it shows what that would do. With it, orders that the inventory lost are sold again under their ids, even if the
 sale is paused or closed, or the limit per buyer is reached; what the shop does not have
 any more is given back. It can be repeated.
 After the store lost everything: create the inventory again, and apply all orders before
@@ -160,7 +162,7 @@ fn of_csv(columns: &[String], line: &str) -> Result<ShopOrder> {
     };
     let quantity = required("quantity")?.trim();
     let at = match field("at").map(str::trim) {
-        Some(at) => Some(at.parse().context("`at` is a number of milliseconds")?),
+        Some(at) => Some(at.parse().or_else(|_| times::parse(at).map(times::millis))?),
         None => None,
     };
     Ok(ShopOrder {

@@ -6,7 +6,7 @@ mod support;
 use dlock::{Dlock, State};
 use dlock_segment::{CreationId, Deduction, Inventory, Reservation};
 use dlock_testkit::redis::RedisServer;
-use dlock_testkit::topology::SentinelServers;
+use dlock_testkit::topology::{SentinelServers, independent};
 use support::{dlock, json, on, output, printed, status, stderr_of};
 
 async fn client(server: &RedisServer) -> Dlock {
@@ -147,15 +147,26 @@ async fn an_inventory_is_shown_and_audited() {
     assert!(matches!(sold, Ok(Deduction::Taken(_))), "{sold:?}");
     let reserved = sale.reserve(10).operation("b").send().await;
     assert!(matches!(reserved, Ok(Reservation::Held(_))), "{reserved:?}");
-    let seen = json(&output(&mut on(&server.url()), &["inventory", "phone", "--json"]));
+    let seen = json(&output(&mut on(&server.url()), &["inventory", "phone", "audit", "--json"]));
     let counts = (&seen[0]["available"], &seen[0]["reserved"], &seen[0]["sold"]);
     assert_eq!(counts, (&60.into(), &10.into(), &30.into()), "{seen:?}");
     assert_eq!(
         (&seen[0]["clean"], seen[0]["segments"].as_array().map(Vec::len)),
         (&true.into(), Some(4))
     );
-    let shown = printed(&output(&mut on(&server.url()), &["inventory", "phone"]));
+    let shown = printed(&output(&mut on(&server.url()), &["inventory", "phone", "audit"]));
     assert!(shown.contains('█') && shown.contains("every unit is accounted for"), "{shown}");
+    let shown = printed(&output(&mut on(&server.url()), &["inventory", "phone"]));
+    assert!(
+        shown.contains('█') && shown.contains("selling") && !shown.contains("audit"),
+        "{shown}"
+    );
+    let seen = json(&output(&mut on(&server.url()), &["inventory", "phone", "--json"]));
+    assert_eq!(
+        (&seen[0]["sold"], seen[0]["by_segment"].as_array().map(Vec::len)),
+        (&30.into(), Some(4))
+    );
+    assert_eq!(seen[0]["creation_id"].to_string(), sale.creation_id().to_string());
     let missing = output(&mut on(&server.url()), &["stock", "nothing"]);
     assert_eq!(status(&missing), 1);
     assert!(
@@ -230,9 +241,125 @@ async fn units_come_back_after_the_retention_and_are_written_off() {
     assert!(status(&off) == 1 && stderr_of(&off).contains("5 available"), "{}", stderr_of(&off));
     let kept = inventory(&["retention", "3600", "--json"]);
     assert_eq!(json(&kept)[0]["retention"], 3_600_000, "{}", stderr_of(&kept));
-    let shown = printed(&inventory(&[]));
+    let shown = printed(&inventory(&["audit"]));
     assert!(shown.contains("5 available") && shown.contains("5 written off"), "{shown}");
     assert!(shown.contains("every unit is accounted for"), "{shown}");
+}
+
+/// A sale is stopped, changed, looked into and removed without a program.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sale_is_run_by_the_command() {
+    let Some(server) = RedisServer::start() else { return };
+    let inventory = |arguments: &[&str]| {
+        output(&mut on(&server.url()), &[&["inventory", "phone"], arguments].concat())
+    };
+    let run = |arguments: &[&str]| {
+        let done = inventory(arguments);
+        assert_eq!(status(&done), 0, "{arguments:?}: {}", stderr_of(&done));
+        printed(&done)
+    };
+    let refused = |arguments: &[&str]| {
+        let done = inventory(arguments);
+        assert_ne!(status(&done), 0, "{arguments:?}: {}", printed(&done));
+        stderr_of(&done)
+    };
+    run(&[
+        "create",
+        "--stock",
+        "10",
+        "--journal",
+        "100",
+        "--closes-at",
+        "2099-11-11T20:00:00+08:00",
+    ]);
+    let shop = client(&server).await;
+    let sale = Inventory::open(&shop, "phone").await.expect("a sale");
+    let buy = async |id: &str| sale.deduct(1).operation(id).send().await.expect("an answer");
+
+    assert!(run(&["pause"]).contains("paused"));
+    assert_eq!(buy("a").await, Deduction::Paused);
+    assert!(run(&["resume"]).contains("selling"));
+    assert!(matches!(buy("a").await, Deduction::Taken(_)));
+    assert!(
+        run(&["window", "--opens-at", "2099-01-01T00:00:00Z"])
+            .contains("closes at 2099-11-11T12:00:00Z")
+    );
+    assert!(matches!(buy("b").await, Deduction::NotStarted { .. }));
+    let millis = refused(&["window", "--opens-at", "1794398400000"]);
+    assert!(millis.contains("+08:00"), "{millis}");
+    refused(&["window"]);
+    run(&["window", "--opens-at", "none", "--closes-at", "none"]);
+    assert!(matches!(buy("b").await, Deduction::Taken(_)));
+    run(&["limit", "1"]);
+    assert!(sale.deduct(1).operation("c").send().await.is_err(), "it names no buyer");
+    run(&["limit", "none"]);
+    for _ in 0..2 {
+        assert_eq!(run(&["restock", "5", "--id", "delivery"]).trim(), "added 5");
+    }
+    assert!(run(&["resize", "3"]).contains("3 segments"));
+
+    assert!(run(&["lookup", "a"]).contains("sold, 1 units"));
+    let absent = refused(&["lookup", "never"]);
+    assert!(absent.contains("nothing is on record of `never`"), "{absent}");
+    assert!(matches!(buy("never").await, Deduction::Taken(_)), "a lookup leaves no trace");
+    refused(&["cancel", "mistyped"]);
+    assert!(matches!(buy("mistyped").await, Deduction::Taken(_)), "nor does a typing error");
+    assert!(refused(&["cancel", "a"]).contains("refund a"));
+    let held = sale.reserve(1).operation("held").send().await;
+    assert!(matches!(held, Ok(Reservation::Held(_))), "{held:?}");
+    assert!(run(&["lookup", "held", "--json"]).contains("reserved"));
+    assert_eq!(run(&["cancel", "held"]).trim(), "held: cancelled");
+    let late = refused(&["refund", "older"]);
+    assert!(late.contains("--receipt FILE") && !late.contains(".receipt("), "{late}");
+    let journal = run(&["journal"]);
+    assert!(journal.lines().count() >= 7 && journal.contains("restocked 5 delivery"), "{journal}");
+    assert_eq!(run(&["journal", "--after", "1", "--limit", "2", "--json"]).lines().count(), 2);
+    assert!(run(&["repair"]).contains("no home is missing"));
+
+    let shown = refused(&["remove"]);
+    assert!(shown.contains("nothing was deleted") && shown.contains("4 sold"), "{shown}");
+    refused(&["remove", "--confirm", "other"]);
+    assert_eq!(sale.stock().await.expect("it is there").sold, 4);
+    assert_eq!(run(&["remove", "--confirm", "phone"]).trim(), "phone: removed");
+    refused(&["remove", "--confirm", "phone"]);
+    assert!(sale.stock().await.is_err());
+}
+
+/// A server of three came back empty: the commands of the runbook.
+#[test]
+fn a_sale_is_repaired_by_the_command() {
+    let Some(servers) = independent(3) else { return };
+    let ports: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let rest = ports[1..].iter().map(|url| url.trim_start_matches("redis://"));
+    let url = std::iter::once(ports[0].as_str()).chain(rest).collect::<Vec<_>>().join(",");
+    let run = |arguments: &[&str]| {
+        let done = output(&mut on(&url), &[&["inventory", "phone"], arguments].concat());
+        assert_eq!(status(&done), 0, "{arguments:?}: {}", stderr_of(&done));
+        printed(&done)
+    };
+    run(&["create", "--stock", "90", "--homes", "3"]);
+    servers[1].cli(&["FLUSHALL"]);
+    let lost = output(&mut on(&url), &["inventory", "phone"]);
+    assert!(stderr_of(&lost).contains("`dlock inventory NAME repair`"), "{}", stderr_of(&lost));
+    assert!(!stderr_of(&lost).contains("::"), "{}", stderr_of(&lost));
+    let repaired = run(&["repair"]);
+    assert!(repaired.contains("home 1") && repaired.contains("60 units"), "{repaired}");
+    run(&["pause"]);
+    run(&["restock", "30", "--id", "repair-1"]);
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let orders = directory.path().join("orders.csv");
+    let rows = "operation,quantity,state,at\no-1,2,sold,2026-11-11T20:00:00+08:00\no-2,1,sold,\n";
+    std::fs::write(&orders, rows).expect("a file");
+    let file = orders.to_str().expect("a path");
+    let shown = output(&mut on(&url), &["inventory", "phone", "reconcile", "--orders", file]);
+    assert_eq!(status(&shown), 1, "{}", stderr_of(&shown));
+    assert!(printed(&shown).contains("o-1: missing by 2: sell it again"), "{}", printed(&shown));
+    let applied = run(&["reconcile", "--orders", file, "--apply"]);
+    assert!(applied.contains("o-1: missing by 2: sold again"), "{applied}");
+    run(&["resume"]);
+    let audit = run(&["audit"]);
+    assert!(audit.contains("87 available, 0 reserved, 3 sold of 90"), "{audit}");
+    assert!(audit.contains("every unit is accounted for"), "{audit}");
 }
 
 /// The exit status and the errors of a command whose output nobody reads.

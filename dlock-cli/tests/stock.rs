@@ -22,7 +22,7 @@ fn everything(url: &str) {
     run(&[&["inventory", "phone"], &create[..]].concat());
     run(&["inventory", "phone", "write-off", "4", "--id", "damage-1"]);
     run(&["inventory", "phone", "retention", "7200"]);
-    let shown = json(&run(&["inventory", "phone", "--json"]));
+    let shown = json(&run(&["inventory", "phone", "audit", "--json"]));
     assert_eq!((&shown[0]["available"], &shown[0]["clean"]), (&6.into(), &true.into()));
     assert!(printed(&run(&["inventory", "phone"])).contains("available"));
 

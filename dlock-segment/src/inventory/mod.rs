@@ -26,6 +26,7 @@ mod unknown_outcomes;
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -60,7 +61,7 @@ pub use self::reconcile::{
 };
 pub use self::request::{DeductRequest, ReserveRequest};
 pub use self::reservation::ReservationHandle;
-use self::sharded::{Hint, ShardedInventory};
+use self::sharded::{Hint, ShardedInventory, site};
 pub use self::supply::{RefundRequest, RestockRequest, WriteOffRequest};
 use self::unknown_outcomes::UnknownOutcomes;
 use crate::error::{Error, Result};
@@ -362,13 +363,98 @@ impl Inventory {
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
     pub async fn audit(&self) -> Result<Audit> {
-        if let Some(sharded) = &self.shared.sharded {
-            return sharded.audit().await.map_err(read_failed);
+        self.audit_with_progress(|_| ()).await
+    }
+
+    /// The same as [`audit`](Self::audit), and says how many records were read so far. It needs
+    /// memory for some numbers (up to 70 bytes) for each order, and not for the records.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # let _ = sale.deduct(2).operation("order-1").send().await?;
+    /// let audit = sale.audit_with_progress(|records| println!("{records} records")).await?;
+    /// assert_eq!(audit.operations, 1);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`audit`](Self::audit).
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn audit_with_progress(&self, progress: impl Fn(u64) + Send + Sync) -> Result<Audit> {
+        let read = AtomicU64::new(0);
+        let progress = |records| progress(read.fetch_add(records, Ordering::Relaxed) + records);
+        let audit = match &self.shared.sharded {
+            Some(sharded) => sharded.audit(&progress).await,
+            None => audit::of(&site(&self.dlock, self.shared.inventory.clone())?, &progress).await,
+        };
+        audit.map_err(read_failed)
+    }
+
+    /// Reads what is on record of an operation, and leaves no trace: `None` if there is
+    /// nothing. Then it has not come yet, was refused, or its retention is over. To find out for
+    /// good what became of a request, call [`resolve`](Self::resolve).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::{Deduction, Resolved};
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// assert_eq!(sale.lookup("order-1").await?, None);
+    /// let sold = sale.deduct(1).operation("order-1").send().await?;
+    /// assert!(matches!(sold, Deduction::Taken(_)), "it may still come");
+    /// assert!(matches!(sale.lookup("order-1").await?, Some(Resolved::Taken(_))));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `NotFound` if the inventory was removed. `Invalid` if the id is empty or too long.
+    /// `Conflict` if several buyers have an operation with this id; see
+    /// [`lookup_for`](Self::lookup_for). `OutOfReach` or `Store` if the store cannot be used.
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn lookup(&self, operation: impl AsRef<str>) -> Result<Option<Resolved>> {
+        self.lookup_with(operation.as_ref(), &Hint::default()).await
+    }
+
+    /// The same as [`lookup`](Self::lookup) for an operation of this buyer. In an inventory that
+    /// is routed by buyer it asks one home instead of all.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn lookup_for(
+        &self,
+        operation: impl AsRef<str>,
+        buyer: impl AsRef<str>,
+    ) -> Result<Option<Resolved>> {
+        let hint = Hint { buyer: Some(checked_id("buyer's id", buyer.as_ref())?), home: None };
+        self.lookup_with(operation.as_ref(), &hint).await
+    }
+
+    async fn lookup_with(&self, operation: &str, hint: &Hint) -> Result<Option<Resolved>> {
+        let id = checked_own_id("operation id", operation)?;
+        let look = Request::Look { operation: id.clone() };
+        let deadline = self.deadline(None)?;
+        let is_routed = self.routing() == Some(Routing::Buyer) && hint.buyer.is_some();
+        let looked = match &self.shared.sharded {
+            // The id of a refund is in the home of its purchase.
+            Some(sharded) if !is_routed => sharded.search(self, look, Some(&id), deadline).await,
+            _ => self.send_to(look, hint, Some(&id), deadline).await,
+        };
+        match looked.map_err(read_failed)? {
+            (snapshot, Answer::Found(record)) => {
+                Ok(Some(Resolved::of(self.origin(&snapshot), id.to_string(), record)))
+            }
+            (_, Answer::Absent) => Ok(None),
+            (_, other) => Err(unexpected(&other)),
         }
-        let inventory = self.shared.inventory.clone();
-        self.call(move |store| async move { audit::of(&*store, &inventory).await })
-            .await
-            .map_err(read_failed)
     }
 
     /// Makes a call that does not go through the combiner.

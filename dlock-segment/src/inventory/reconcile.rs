@@ -23,6 +23,7 @@ use futures_util::{Stream, StreamExt as _};
 use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 
+use super::audit::hash;
 use super::backing::read_failed;
 use super::checks::{RECONCILED, checked_id, checked_quantity, unexpected};
 use super::sharded::Hint;
@@ -595,10 +596,4 @@ fn compare(order: &ShopOrder, found: Option<&Record>) -> Option<Difference> {
         _ => return None,
     };
     Some(Difference::new(order.operation.clone(), kind, units, correction))
-}
-
-fn hash(of: &impl std::hash::Hash) -> u64 {
-    use std::hash::BuildHasher as _;
-    static SEED: std::sync::OnceLock<std::hash::RandomState> = std::sync::OnceLock::new();
-    SEED.get_or_init(Default::default).hash_one(of)
 }

@@ -14,6 +14,7 @@ on_all_stores!(
     the_last_buyers_retry_hears_taken,
     refusals_are_not_remembered,
     resolve_settles_for_good,
+    a_lookup_leaves_no_trace,
     buyer_limit,
     many_tasks_never_oversell,
     retention_is_bounded,
@@ -93,6 +94,34 @@ async fn resolve_settles_for_good(place: Place) {
     let refund = sale.resolve("done\u{1}refund").await.unwrap();
     assert!(matches!(refund, Resolved::RefundDone(_)), "{refund:?}");
     clean_audit(&sale).await;
+}
+
+async fn a_lookup_leaves_no_trace(place: Place) {
+    let sale = place.builder_by_buyer("sale").stock(10).journal(100).create().await.unwrap();
+    assert_eq!(sale.lookup("o").await.unwrap(), None);
+    assert_eq!(sale.lookup_for("o", "u").await.unwrap(), None);
+    assert_eq!(sale.journal(0).await.unwrap(), []);
+    let receipt = taken(sale.deduct(3).operation("o").buyer("u").send().await.unwrap());
+    let found = Some(Resolved::Taken(receipt));
+    assert_eq!(sale.lookup("o").await.unwrap(), found);
+    assert_eq!(sale.lookup_for("o", "u").await.unwrap(), found);
+    let hold = held(sale.reserve(1).operation("h").buyer("u").send().await.unwrap());
+    assert_eq!(sale.lookup("h").await.unwrap(), Some(Resolved::Held(hold)));
+    let back = sale.refund("o").buyer("u").quantity(1).operation("back").send().await.unwrap();
+    assert_eq!(sale.lookup("back").await.unwrap(), Some(Resolved::RefundDone(refunded(back))));
+    assert!(matches!(sale.lookup("o").await.unwrap(), Some(Resolved::Refunded(_))));
+    assert_eq!(sale.resolve("never").await.unwrap(), Resolved::NotApplied);
+    assert_eq!(sale.lookup("never").await.unwrap(), Some(Resolved::NotApplied));
+    assert_eq!(counts(&sale).await, (7, 1, 2));
+    // Routed by operation id, a refund is in the home of its purchase, whatever its own id is.
+    let sale = place.builder("other").stock(10).create().await.unwrap();
+    taken(sale.deduct(6).operation("o").send().await.unwrap());
+    for number in 0..6 {
+        let id = format!("back-{number}");
+        assert_eq!(sale.lookup(&id).await.unwrap(), None);
+        refunded(sale.refund("o").quantity(1).operation(&id).send().await.unwrap());
+        assert!(matches!(sale.lookup(&id).await.unwrap(), Some(Resolved::RefundDone(_))), "{id}");
+    }
 }
 
 async fn buyer_limit(place: Place) {

@@ -19,7 +19,7 @@ type Answered = Result<(Snapshot, Answer)>;
 impl ShardedInventory {
     /// Finds the home of an id and sends the request there. If no home has it, a request
     /// that settles the id for good goes to all of them.
-    pub(super) async fn search(
+    pub(in super::super) async fn search(
         self: &Arc<Self>,
         sale: &Inventory,
         request: Request,

@@ -158,13 +158,9 @@ impl ShardedInventory {
     }
 
     /// Audits each home, and then what holds between them.
-    pub(in super::super) async fn audit(&self) -> Result<Audit> {
+    pub(in super::super) async fn audit(&self, progress: &(dyn Fn(u64) + Sync)) -> Result<Audit> {
         let mut whole_audit = Audit { exact: true, ..Audit::default() };
-        let audits = self
-            .homes
-            .sites
-            .iter()
-            .map(|site| site.call(|store, id| async move { audit::of(&*store, &id).await }));
+        let audits = self.homes.sites.iter().map(|site| audit::of(site, progress));
         for (home, audit) in join_all(audits).await.into_iter().enumerate() {
             whole_audit.add(home, audit?);
         }
