@@ -11,8 +11,8 @@ use super::sharded::{ShardedInventory, site};
 use super::unknown_outcomes::UnknownOutcomes;
 use super::{CreationId, Inventory, OpenInventories, SOLD_OUT_FOR, Shared};
 use crate::error::{Error, Result};
-use crate::observe::Failures;
 use crate::homes::Site;
+use crate::observe::Failures;
 use crate::store::{InventoryId, Store, View};
 
 impl Inventory {
