@@ -395,3 +395,41 @@ async fn a_downgraded_lock_keeps_nothing_taken() {
     drop(second);
     assert!(lock.write().try_lock().await.unwrap().is_some(), "nothing is kept taken");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_one_shot_run_locks_and_releases() {
+    let dlock = Dlock::connect("memory://").await.unwrap();
+    let order = dlock.mutex("order:7");
+    let inner = order.clone();
+    let value = order
+        .run(async {
+            assert!(dlock.mutex("order:7").try_lock().await.unwrap().is_some(), "re-entry");
+            let other = tokio::spawn(async move { inner.try_lock().await.unwrap().is_none() });
+            assert!(other.await.unwrap(), "another task is kept out");
+            7
+        })
+        .await;
+    assert_eq!(value.unwrap(), 7);
+    assert!(order.try_lock().await.unwrap().is_some(), "released, not only dropped");
+    let permits = dlock.semaphore("exports", 1).permits(1).run(async { 1 }).await;
+    assert_eq!(permits.unwrap(), 1);
+
+    let lost = order.run(async {
+        dlock.break_lock("order:7").await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let error = lost.await.unwrap_err();
+    assert_eq!((error.kind(), error.body_status()), (ErrorKind::Lost, BodyStatus::Cancelled));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_itself_is_told() {
+    let dlock = Dlock::connect("memory://itself").await.unwrap();
+    let _guard = dlock.mutex("order:7").tag("job", "pay").lock().await.unwrap();
+    let second = dlock.mutex("order:7").wait(Duration::from_millis(10)).lock().await.unwrap_err();
+    let told = second.to_string();
+    assert!(told.contains("this very client") && told.contains("job=pay"), "{told}");
+    let other = Dlock::connect("memory://itself").await.unwrap();
+    let told = other.mutex("order:7").wait(Duration::from_millis(10)).lock().await.unwrap_err();
+    assert!(!told.to_string().contains("this very client"), "{told}");
+}

@@ -194,6 +194,10 @@ impl Guard {
         &self.hold
     }
 
+    pub(super) fn into_hold(self) -> Hold {
+        self.hold
+    }
+
     pub(crate) fn hold_mut(&mut self) -> &mut Hold {
         &mut self.hold
     }
@@ -247,6 +251,10 @@ pub struct Permits {
 impl Permits {
     pub(crate) fn new(hold: Hold) -> Self {
         Permits { hold }
+    }
+
+    pub(super) fn into_hold(self) -> Hold {
+        self.hold
     }
 
     /// The number of permits that are held.

@@ -10,7 +10,7 @@ use tracing::Instrument as _;
 use super::acquire::{Acquire, Admission};
 use super::hold::{Hold, lost};
 use super::options::{Options, lock_options};
-use crate::claim::{Holder, Mode, Token};
+use crate::claim::{Holder, Mode, Release, Token};
 use crate::client::Handle;
 use crate::clock::Moment;
 use crate::config::MAX_TTL;
@@ -34,6 +34,10 @@ mod sealed {
         #[doc(hidden)]
         #[allow(private_interfaces, reason = "sealed: nobody else names it")]
         fn from_hold(hold: Hold, token: Token) -> Self;
+
+        #[doc(hidden)]
+        #[allow(private_interfaces, reason = "sealed: nobody else names it")]
+        fn into_hold(self) -> Hold;
     }
 }
 
@@ -42,12 +46,20 @@ impl sealed::LockGuard for Guard {
     fn from_hold(hold: Hold, token: Token) -> Self {
         Guard::new(hold, token)
     }
+
+    fn into_hold(self) -> Hold {
+        Guard::into_hold(self)
+    }
 }
 
 #[allow(private_interfaces, reason = "sealed: nobody else names it")]
 impl sealed::LockGuard for Permits {
     fn from_hold(hold: Hold, _: Token) -> Self {
         Permits::new(hold)
+    }
+
+    fn into_hold(self) -> Hold {
+        Permits::into_hold(self)
     }
 }
 
@@ -94,6 +106,34 @@ impl<G: LockGuard> Lock<G> {
     pub fn name(mut self, name: &'static str) -> Self {
         self.key = self.key.map(|key| key.named(name));
         self
+    }
+
+    /// Acquires the lock, runs a future while it is held, and releases it.
+    ///
+    /// When the lock is lost, the future is dropped at its next await. It can acquire the same
+    /// lock again. The answer of the release is waited for, and a release without an answer is
+    /// repeated in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// let paid = dlock.mutex("order:7").run(async { "paid" }).await?;
+    /// assert_eq!(paid, "paid");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), and `Lost` if the lock was lost;
+    /// [`Error::body_status`](crate::Error::body_status) tells whether the future had started.
+    ///
+    /// # Cancel safety
+    /// Dropping this drops the future, and leaves neither a lock nor a place in a queue.
+    pub async fn run<F: Future>(&self, future: F) -> Result<F::Output> {
+        let hold = self.lock().await?.into_hold();
+        let output = hold.run(future).await?;
+        // The future has ended while the lock was held, so its output stands.
+        let _ = hold.release(Release::Now).await;
+        Ok(output)
     }
 
     /// Acquires the lock, waiting for it without polling.
@@ -268,7 +308,8 @@ impl<G: LockGuard> Lock<G> {
         };
         match refusal {
             Refusal::Busy(holder) => {
-                Ok(Err(error(ErrorKind::TimedOut).with_message(held_by(holder, Duration::ZERO))))
+                let message = self.held_by(holder, Duration::ZERO);
+                Ok(Err(error(ErrorKind::TimedOut).with_message(message)))
             }
             Refusal::TimedOut { trouble: Some(trouble), .. } => Err(error(ErrorKind::Unavailable)
                 .with_message(format!(
@@ -278,7 +319,8 @@ impl<G: LockGuard> Lock<G> {
                 ))
                 .with_source(trouble)),
             Refusal::TimedOut { holder, trouble: None } => {
-                Ok(Err(error(ErrorKind::TimedOut).with_message(held_by(holder, waited))))
+                let message = self.held_by(holder, waited);
+                Ok(Err(error(ErrorKind::TimedOut).with_message(message)))
             }
             Refusal::Failed(failure) => Err(failure.with_key(key)),
             Refusal::LostEarly(reason) => Err(lost(key, &reason, BodyStatus::NotRun)),
@@ -295,18 +337,22 @@ impl<G: LockGuard> Lock<G> {
             }
         }
     }
-}
 
-/// The message that somebody else holds the lock.
-fn held_by(holder: Option<Arc<Holder>>, waited: Duration) -> String {
-    let waited = humantime::format_duration(waited);
-    match holder {
-        Some(holder) => {
-            format!("still held by {holder} after {waited}; try again, or raise .wait(..)")
+    /// The message that the lock is held.
+    fn held_by(&self, holder: Option<Arc<Holder>>, waited: Duration) -> String {
+        let waited = humantime::format_duration(waited);
+        let Some(holder) = holder else {
+            return format!(
+                "still held by somebody else after {waited}; try again, or raise .wait(..)"
+            );
+        };
+        let own = &self.handle.holder;
+        if (holder.client, holder.pid, &holder.host) == (own.client, own.pid, &own.host) {
+            return format!(
+                "still held by this very client ({holder}) after {waited}; if it is the same task, lock inside guard.run(..), else try again, or raise .wait(..)"
+            );
         }
-        None => {
-            format!("still held by somebody else after {waited}; try again, or raise .wait(..)")
-        }
+        format!("still held by {holder} after {waited}; try again, or raise .wait(..)")
     }
 }
 
