@@ -368,3 +368,20 @@ fn options_that_cannot_work_are_rejected() {
     let down = output(&mut on("redis://127.0.0.1:1"), &["bench", "lock"]);
     assert_eq!(status(&down), 69, "{}", stderr_of(&down));
 }
+
+/// New nodes of a quorum do not vote for a time; nobody gets a lock, and nobody gets an error.
+#[test]
+fn a_bench_that_locks_nothing_fails_and_says_why() {
+    let servers: Vec<_> = (0..3).filter_map(|_| RedisServer::start()).collect();
+    let [one, two, three] = &servers[..] else { return };
+    let url = format!(
+        "redlock://127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}",
+        one.port(),
+        two.port(),
+        three.port()
+    );
+    let arguments = ["bench", "lock", "--tasks", "2", "--duration", "300ms", "--warmup", "0ms"];
+    let done = output(&mut on(&url), &arguments);
+    assert_eq!(status(&done), 69, "{}", stderr_of(&done));
+    assert!(stderr_of(&done).contains("no lock was acquired"), "{}", stderr_of(&done));
+}

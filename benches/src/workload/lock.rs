@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Result;
-use dlock::Config;
+use anyhow::{Result, anyhow};
+use dlock::{Config, Dlock};
 use rand::RngExt as _;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,9 @@ use crate::{clock, cpu, processes, server, usage_error};
 
 /// How long each lock is held, at least, in the first half of the warm-up.
 const CHECKED_HOLD: Duration = Duration::from_millis(1);
+
+/// How long a lock is tried for after a run in which nobody got one.
+const TRIED: Duration = Duration::from_secs(2);
 
 /// One of this many read locks is acquired for writing in the first half of the warm-up.
 const CHECKED_WRITES: u32 = 16;
@@ -182,7 +185,27 @@ pub async fn run(
             exclusion_checker::violations(intervals.flatten().collect())
         }
     };
-    Ok(plan.outcome(config, report, violations))
+    let outcome = plan.clone().outcome(config, report, violations);
+    if outcome.operations == 0 && outcome.errors == 0 {
+        return Err(no_lock(config, &plan).await);
+    }
+    Ok(outcome)
+}
+
+/// Why nobody got a lock: the tasks wait without a limit, so they have no error to show.
+async fn no_lock(config: &Config, plan: &Plan) -> anyhow::Error {
+    let what = "no lock was acquired and released while it was measured";
+    if plan.locks.peer.is_some() {
+        return anyhow!("{what}; give a longer --duration, and look at the server");
+    }
+    let tried = async {
+        let dlock = Dlock::builder().config(config.clone()).connect().await?;
+        dlock.mutex(format!("{}:tried", plan.locks.key_prefix)).wait(TRIED).lock().await
+    };
+    match tried.await {
+        Ok(_) => anyhow!("{what}, but one is free now; give a longer --duration"),
+        Err(error) => anyhow::Error::new(error).context(what),
+    }
 }
 
 /// What all processes reported.
