@@ -130,6 +130,7 @@ mod tests {
             ("redis+unix:///run/redis.sock", "redis"),
             ("redis+sentinel://h1,h2:1/mymaster", "redis+sentinel"),
             ("rediss+cluster://h1,h2", "redis+cluster"),
+            #[cfg(feature = "sqlite")]
             ("sqlite:///tmp/locks.db", "sqlite"),
         ] {
             assert_eq!(super::backend(&Config::from_url(url).unwrap()), name);
