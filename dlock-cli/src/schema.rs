@@ -22,7 +22,8 @@ Examples:
   dlock schema --url sqlite:///var/lib/shop/locks.db
 
 With redlock://, it lets new nodes vote immediately instead of after max_ttl. Use it before
-the first program locks; nodes that were used before are left as they are:
+the first program locks. If one of the nodes was used before, nothing is changed, and nodes
+that were emptied since then vote after max_ttl:
   dlock schema --url redlock://r1,r2,r3,r4,r5")]
 pub(crate) struct Schema {
     /// Print the statements and do not connect
@@ -40,7 +41,15 @@ impl Schema {
         }
         if is_quorum {
             let prepared = RedLock::prepare_new_nodes(&config).await;
-            return Ok(done(prepared, "the nodes are prepared"));
+            let votes_in =
+                prepared.as_ref().map_or(0, |votes_in| votes_in.as_millis().div_ceil(1000));
+            let what = match votes_in {
+                0 => "the nodes are prepared: all of them vote".to_owned(),
+                seconds => format!(
+                    "nothing was changed: some nodes were used before, and some were started, emptied or met by a program since then; the last of these votes in {seconds} s"
+                ),
+            };
+            return Ok(done(prepared.map(drop), &what));
         }
         self.tables(&config).await
     }

@@ -4,12 +4,12 @@
 use std::time::{Duration, Instant};
 
 use dlock::backend::redis::RedLock;
-use dlock::{Dlock, ErrorKind, LossReason, ReleaseOutcome, State};
+use dlock::{Config, Dlock, ErrorKind, LossReason, ReleaseOutcome, State};
 use dlock_testkit::conformance::{Suite, eventually};
 use dlock_testkit::failover::Load;
 use dlock_testkit::process::now;
 use dlock_testkit::proxy::{Proxy, Way};
-use dlock_testkit::redis::{RedisServer, client};
+use dlock_testkit::redis::{Clock, RedisServer, client};
 use dlock_testkit::topology::{ClusterServers, QuorumServers};
 
 /// The longest ttl of these tests.
@@ -299,6 +299,60 @@ async fn new_nodes_say_why_they_do_not_vote() {
     drop(client.mutex("a").lock().await.expect("the lock"));
     let states = client.servers().await.expect("the nodes");
     assert!(states.iter().all(|it| it.note.is_none()), "{states:?}");
+}
+
+/// Nodes are emptied one after the other, as by a rollout of servers without persistence,
+/// and each time somebody says that the nodes are new, as a hook of a deployment does. They
+/// are not, so nobody else gets what is held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_were_emptied_are_not_prepared_again() {
+    let long = Duration::from_secs(60);
+    let Some(servers) = QuorumServers::start(5, long).await else { return };
+    let (one, two) = (patient(&servers.url()), patient(&servers.url()));
+    let held = one.mutex("a").ttl(long).lock().await.expect("the lock");
+    drop(two.mutex("b").lock().await.expect("the lock"));
+    let mut config = Config::from_url(&servers.url()).expect("a URL");
+    config.namespace = Some("test".into());
+    assert_eq!(RedLock::prepare_new_nodes(&config).await.expect("once more"), Duration::ZERO);
+    for node in &servers.nodes[..3] {
+        blocking(|| node.cli(&["FLUSHALL"]));
+        let votes_in = RedLock::prepare_new_nodes(&config).await.expect("an answer");
+        assert!(votes_in > long, "{votes_in:?}");
+    }
+    assert!(two.mutex("a").try_lock().await.map(drop).is_err(), "three of five do not vote");
+    assert_eq!(held.state(), State::Held);
+}
+
+/// A program met the nodes before they were prepared, so they stay silent; and that is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_a_program_has_met_are_not_called_prepared() {
+    let Some(servers) = QuorumServers::unprepared(3, MAX_TTL) else { return };
+    let client = patient(&servers.url());
+    assert!(client.mutex("a").try_lock().await.map(drop).is_err());
+    let mut config = Config::from_url(&servers.url()).expect("a URL");
+    config.namespace = Some("test".into());
+    let votes_in = RedLock::prepare_new_nodes(&config).await.expect("an answer");
+    assert!(votes_in > Duration::ZERO && votes_in <= SILENCE, "{votes_in:?}");
+    drop(client.mutex("a").lock().await.expect("the lock, when they vote"));
+    assert_eq!(RedLock::prepare_new_nodes(&config).await.expect("they vote"), Duration::ZERO);
+}
+
+/// A node whose clock is off does not vote; `health` names it, since all works without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_clock_is_off_is_named() {
+    let Some(servers) = QuorumServers::unprepared(2, MAX_TTL) else { return };
+    let Some((third, clock)) = Clock::of_a_server() else { return };
+    let mut ports: Vec<u16> = servers.nodes.iter().map(RedisServer::port).collect();
+    ports.push(third.port());
+    let client = patient(&servers.url_of(&ports));
+    drop(client.mutex("a").lock().await.expect("the lock"));
+    let note = async || client.servers().await.expect("the nodes").remove(2).note;
+    clock.ahead(Duration::from_secs(5));
+    let said = note().await.expect("a note");
+    assert!(said.contains("s ahead of that of the others"), "{said}");
+    drop(client.mutex("a").lock().await.expect("the lock, by the two others"));
+    clock.ahead(Duration::ZERO);
+    eventually("nothing is wrong any more", async || note().await.is_none()).await;
 }
 
 /// Checks that no client is made, and why.

@@ -22,6 +22,9 @@ const OTHERS: Duration = Duration::from_millis(150);
 /// The same when it matters what is wrong with them.
 pub(super) const ALL: Duration = Duration::from_secs(1);
 
+/// From how many microseconds on a clock is worth a note.
+const WRONG_CLOCK: u64 = 1_000_000;
+
 /// A lease at one node.
 struct Seen {
     attempt_id: AttemptId,
@@ -40,7 +43,13 @@ impl Shared {
         let mut asked = JoinSet::new();
         for (place, node) in self.nodes.iter().enumerate() {
             let (run, node) = (run(node), node.clone());
-            asked.spawn(async move { (place, node.link.run(operation, &run).await) });
+            asked.spawn(async move {
+                let answer = node.link.run(operation, &run).await;
+                if let Some(hello) = answer.as_ref().ok().and_then(NodeHello::read) {
+                    node.voter.shows(hello.clock);
+                }
+                (place, answer)
+            });
         }
         let mut answers: Vec<_> = self.nodes.iter().map(|_| None).collect();
         let (mut good, mut until) = (0, tokio::time::Instant::now() + self.call_timeout);
@@ -143,13 +152,17 @@ impl Shared {
     /// The nodes, and what is wrong with them.
     pub(super) async fn server_states(self: &Arc<Self>) -> Result<Vec<ServerState>> {
         let answers = self.ask_all(ALL, Operation::Connect, |node| node.voter.hello()).await;
+        let middle = self.middle_offset();
         let note = |node: &Node, answer: Option<Result<Value>>| match answer {
             None => Some("it does not answer in time".to_owned()),
             Some(Err(error)) => Some(error.detail().to_owned()),
             Some(Ok(answer)) => {
                 let silent =
-                    NodeHello::read(answer).and_then(|hello| node.voter.silent_for(&hello))?;
-                Some(format!("it was started or emptied, and votes in {} s", silent.as_secs() + 1))
+                    NodeHello::read(&answer).and_then(|hello| node.voter.silent_for(&hello));
+                let silent = silent.map(|silent| {
+                    format!("it was started or emptied, and votes in {} s", silent.as_secs() + 1)
+                });
+                silent.or_else(|| clock_note(node.voter.offset()? - middle))
             }
         };
         let states = self.nodes.iter().zip(answers).map(|(node, answer)| ServerState {
@@ -160,6 +173,15 @@ impl Shared {
         });
         Ok(states.collect())
     }
+}
+
+/// What is wrong with a clock that is so many microseconds ahead of that in the middle.
+fn clock_note(ahead: i64) -> Option<String> {
+    let seconds = ahead.unsigned_abs() as f64 / 1e6;
+    let side = if ahead > 0 { "ahead of" } else { "behind" };
+    (ahead.unsigned_abs() >= WRONG_CLOCK).then(|| {
+        format!("its clock is {seconds:.1} s {side} that of the others; with more than 2 s it does not vote: correct it, without a step")
+    })
 }
 
 fn number(field: &Value) -> Option<u64> {

@@ -34,6 +34,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use redis::Value;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use url::Url;
@@ -43,13 +44,14 @@ use self::node::Node;
 use self::quorum::QuorumSize;
 use self::quorum_claim::QuorumClaim;
 use self::scripts::QuorumScripts;
-use self::voter::KnownNodes;
 pub(super) use self::voter::Voter;
+use self::voter::{KnownNodes, NodeHello};
 use self::wakeups::Wakeups;
 use super::address::Address;
 use super::codec::{self as names, Names};
 use super::connection::Link;
-use super::connector::{Connector, Endpoint, Provider};
+use super::connector::{Connector, Endpoint, Provider, settings};
+use super::join_all::join_all;
 use super::notices::Notices;
 use super::scripts::Run;
 use super::{COMBINED, errors, exclusive_only, has_acquire};
@@ -131,10 +133,12 @@ impl RedLock {
     }
 
     /// Prepares nodes that are new: they may vote at once, instead of after the longest ttl.
+    /// Returns for how long the last of them does not vote: zero when all vote.
     ///
     /// Without it, a node that dlock finds empty does not vote until `max_ttl` has passed,
     /// since it may have lost locks that are held. Call it only when no program uses these
-    /// nodes and this namespace yet. Nodes that were prepared or used before are not changed.
+    /// nodes and this namespace yet. Nodes are new together or not at all: if one of them was
+    /// prepared or used before, an empty one has lost its data, and nothing is changed.
     ///
     /// ```no_run
     /// # async fn example() -> dlock::Result<()> {
@@ -151,20 +155,29 @@ impl RedLock {
     /// a node does not answer.
     ///
     /// # Cancel safety
-    /// When the future is dropped some nodes may be prepared; call it again.
-    pub async fn prepare_new_nodes(config: &Config) -> Result<()> {
+    /// When the future is dropped some nodes may be prepared. The others then vote after
+    /// `max_ttl`.
+    pub async fn prepare_new_nodes(config: &Config) -> Result<Duration> {
         let settings = Settings::from(config.clone());
         let text = settings.url.clone().unwrap_or_default();
         let url = parse_url(&text)?.url;
         let backend = Self::with(&settings, &url, None, true)?;
-        backend.shared.open(&Handle::current());
-        let all = backend.shared.call_timeout;
-        let replies =
-            backend.shared.ask_all(all, Operation::Connect, |node| node.voter.hello()).await;
-        for (node, reply) in backend.shared.nodes.iter().zip(replies) {
-            reply.unwrap_or_else(|| Err(errors::silent(node.link.shown())))?;
+        let backend = match are_marked(&settings, &url, &backend.shared.marker).await? {
+            true => Self::with(&settings, &url, None, false)?,
+            false => backend,
+        };
+        let shared = &backend.shared;
+        shared.open(&Handle::current());
+        let all = shared.call_timeout;
+        let replies = shared.ask_all(all, Operation::Connect, |node| node.voter.hello()).await;
+        let mut votes_in = Duration::ZERO;
+        for (node, reply) in shared.nodes.iter().zip(replies) {
+            let reply = reply.unwrap_or_else(|| Err(errors::silent(node.link.shown())))?;
+            let hello = NodeHello::read(&reply);
+            let hello = hello.ok_or_else(|| errors::unreadable(Operation::Connect))?;
+            votes_in = votes_in.max(node.voter.silent_for(&hello).unwrap_or_default());
         }
-        Ok(())
+        Ok(votes_in)
     }
 
     fn with(config: &Settings, url: &Url, provider: Option<Provider>, new: bool) -> Result<Self> {
@@ -224,6 +237,30 @@ impl RedLock {
     }
 }
 
+/// Whether any of these nodes was prepared or used before. They are looked at and not met,
+/// which would leave a marker.
+async fn are_marked(config: &Settings, url: &Url, marker: &str) -> Result<bool> {
+    let mut get = redis::cmd("GET");
+    get.arg(marker);
+    let clients = super::clients(config, url).await?;
+    let looks = clients.iter().map(|client| async {
+        let shown = client.get_connection_info().addr().to_string();
+        let looking = async {
+            let mut connection =
+                client.get_multiplexed_async_connection_with_config(&settings()).await?;
+            connection.send_packed_command(&get).await
+        };
+        match tokio::time::timeout(config.call_timeout, looking).await {
+            Ok(Ok(Value::ServerError(error))) => Err(errors::refused(Operation::Connect, &error)),
+            Ok(Ok(answer)) => Ok(answer != Value::Nil),
+            Ok(Err(error)) => Err(errors::unreachable(&error, &shown)),
+            Err(_) => Err(errors::silent(&shown)),
+        }
+    });
+    let marked = join_all(looks).await.into_iter().collect::<Result<Vec<bool>>>()?;
+    Ok(marked.contains(&true))
+}
+
 /// Checks what the URL says of the nodes.
 fn check_nodes(hosts: &[HostPort]) -> Result<()> {
     if hosts.len() < FEWEST {
@@ -261,10 +298,14 @@ impl Shared {
 
     /// What the clocks of the nodes show, in microseconds: the one in the middle.
     fn nodes_clock(&self) -> u64 {
+        self.clock.now().as_micros().saturating_add_signed(self.middle_offset())
+    }
+
+    /// How many microseconds the clock in the middle is ahead of ours.
+    fn middle_offset(&self) -> i64 {
         let mut offsets: Vec<i64> = self.nodes.iter().filter_map(|it| it.voter.offset()).collect();
         offsets.sort_unstable();
-        let middle = offsets.get(offsets.len() / 2).copied().unwrap_or(0);
-        self.clock.now().as_micros().saturating_add_signed(middle)
+        offsets.get(offsets.len() / 2).copied().unwrap_or(0)
     }
 
     /// A run of the script for this many calls, whose keys follow.

@@ -48,7 +48,7 @@ pub(in super::super) struct Voter {
 /// What a node says of itself.
 pub(super) struct NodeHello {
     run_id: String,
-    clock: u64,
+    pub(super) clock: u64,
     since: u64,
     longest: Duration,
 }
@@ -84,7 +84,7 @@ impl Voter {
             return Err(errors::refused(Operation::Connect, error));
         }
         let hello =
-            NodeHello::read(answer).ok_or_else(|| errors::unreadable(Operation::Connect))?;
+            NodeHello::read(&answer).ok_or_else(|| errors::unreadable(Operation::Connect))?;
         if let Some(twin) = self.known_nodes.enter(self.place, &hello.run_id, shown) {
             return Err(fault(format!(
                 "{shown} and {twin} are the same server, which would have two votes; name each node of the quorum once"
@@ -121,8 +121,8 @@ impl Voter {
 }
 
 impl NodeHello {
-    pub(super) fn read(answer: Value) -> Option<Self> {
-        let words: Vec<String> = redis::from_redis_value(answer).ok()?;
+    pub(super) fn read(answer: &Value) -> Option<Self> {
+        let words: Vec<String> = redis::from_redis_value_ref(answer).ok()?;
         let [run_id, clock, since, longest] = <[String; 4]>::try_from(words).ok()?;
         let longest = Duration::from_millis(longest.parse().ok()?);
         Some(NodeHello { run_id, clock: clock.parse().ok()?, since: since.parse().ok()?, longest })
