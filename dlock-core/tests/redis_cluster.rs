@@ -448,6 +448,57 @@ async fn hand_overs_are_told_at_one_node() {
     assert!(began.elapsed() < Duration::from_secs(15), "no hand-over waits for a second");
 }
 
+/// A node takes no more connections. The subscriptions for the locks that are waited for
+/// there are not tried again and again: their hand-overs are broadcast meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_takes_no_connections_is_not_besieged() {
+    let mut proxies = Vec::new();
+    let started = blocking(|| {
+        ClusterServers::behind(|port| {
+            proxies.push(Proxy::listen(port));
+            proxies[proxies.len() - 1].port()
+        })
+    });
+    let Some(cluster) = started else { return };
+    let (holder, waiter) = (patient(&cluster.url()), patient(&cluster.url()));
+    let keys = keys_at(&cluster, 0, 60);
+    let mut guards = Vec::new();
+    for key in &keys {
+        let lock = holder.mutex(key.as_str()).ttl(Duration::from_secs(60));
+        guards.push(lock.lock().await.expect("the lock"));
+    }
+    let connected = key_at(&cluster, 1);
+    drop(waiter.mutex(format!("{}-free", keys[0])).lock().await.expect("the lock"));
+    drop(waiter.mutex(connected).lock().await.expect("the lock"));
+    assert!(waiter.mutex(keys[0].as_str()).try_lock().await.expect("an answer").is_none());
+    let full = blocking(|| {
+        let info = cluster.nodes[0].cli(&["INFO", "clients"]);
+        let number = |name: &str| -> u64 {
+            let line = info.lines().find_map(|line| line.trim().strip_prefix(name));
+            line.and_then(|it| it.parse().ok()).unwrap_or(0)
+        };
+        let now = number("connected_clients:") + number("cluster_connections:") - 1;
+        cluster.nodes[0].cli(&["CONFIG", "SET", "maxclients", &now.to_string()])
+    });
+    assert_eq!(full, "OK");
+    let before = proxies[0].attempts().len();
+    let waiting: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            let lock = waiter.mutex(key.as_str());
+            tokio::spawn(async move { lock.lock().await.map(drop) })
+        })
+        .collect();
+    let long = Duration::from_secs(4);
+    tokio::time::sleep(long).await;
+    let attempts = proxies[0].attempts().len() - before;
+    assert!(attempts <= 3 * 4, "{attempts} attempts to connect in {long:?}");
+    drop(guards);
+    for task in waiting {
+        task.await.expect("the task").expect("the lock, told by a broadcast");
+    }
+}
+
 /// One primary is stopped: the keys of the others keep their rate. A measurement on a
 /// quiet machine, in turns: `DLOCK_TEST_RATE_SECONDS=5 DLOCK_TEST_RATE_ROUNDS=4
 /// DLOCK_TEST_RATE_PERCENT=90`.

@@ -27,7 +27,7 @@ use redis::{Cmd, PushInfo, PushKind, RedisResult, Value, cmd};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::super::codec::Names;
-use super::super::connection::CONNECT_TIMEOUT;
+use super::super::connection::{CONNECT_TIMEOUT, pause};
 use super::super::connector::settings;
 use super::super::notices::deliver;
 use super::Cluster;
@@ -121,6 +121,7 @@ impl ShardNotices {
             channels: self.channels.clone(),
             events: self.events.clone(),
             connections: HashMap::new(),
+            failed: HashMap::new(),
             made: 0,
         };
         *self.task.lock() = Some(AbortOnDrop(tokio::spawn(listening.run(events)).abort_handle()));
@@ -145,7 +146,15 @@ struct Listening {
     channels: Arc<Channels>,
     events: UnboundedSender<Event>,
     connections: HashMap<Node, Connection>,
+    /// The nodes to which no connection could be made.
+    failed: HashMap<Node, Failed>,
     made: u64,
+}
+
+/// The attempts to connect that failed, and until when there is no other one.
+struct Failed {
+    failures: u32,
+    until: Instant,
 }
 
 impl Listening {
@@ -206,6 +215,10 @@ impl Listening {
             }
             return;
         }
+        if self.failed.get(&node).is_some_and(|failed| Instant::now() < failed.until) {
+            self.channels.wanted.lock().remove(&name); // until then it is broadcast
+            return;
+        }
         self.made += 1;
         let (number, events) = (self.made, self.events.clone());
         let connection = Connection { number, to: None, waiting: vec![name] };
@@ -232,10 +245,15 @@ impl Listening {
         match made {
             Ok(to) => {
                 known.to = Some(to.clone());
+                self.failed.remove(node);
                 waiting.into_iter().for_each(|name| self.subscribe_on(name, number, to.clone()));
             }
             Err(_) => {
                 self.connections.remove(node);
+                let failures = self.failed.get(node).map_or(0, |failed| failed.failures);
+                let failed =
+                    Failed { failures: failures + 1, until: Instant::now() + pause(failures) };
+                self.failed.insert(node.clone(), failed);
                 self.channels.wanted.lock().retain(|name, _| !waiting.contains(name));
             }
         }
