@@ -282,6 +282,49 @@ async fn row_07_half_open_connections_end_by_the_time_out() {
     server.assert_nothing_left().await;
 }
 
+/// Something between client and server forgets the connection while nobody uses it, and tells
+/// nobody. The next call finds another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn row_07_a_connection_that_was_forgotten_costs_no_call() {
+    let Some(server) = RedisServer::start() else { return };
+    let (proxy, client) = proxied(&server).await;
+    drop(client.mutex("a").lock().await.expect("the lock"));
+    proxy.freeze();
+    tokio::time::sleep(Duration::from_secs(13)).await;
+    let began = Instant::now();
+    let guard = client.mutex("a").try_lock().await.expect("no error").expect("the lock");
+    assert!(began.elapsed() < CALL, "{:?}", began.elapsed());
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    // While the server answers, the connection is kept.
+    let attempts = proxy.attempts().len();
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    drop(client.mutex("a").lock().await.expect("the lock"));
+    assert_eq!(proxy.attempts().len(), attempts);
+}
+
+/// An address leads to another server after a failover, as that of a managed service does. A
+/// release that the new server has not heard of is made again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_is_made_again_where_an_address_fails_over() {
+    let Some(old) = RedisServer::start() else { return };
+    let Some(new) = RedisServer::start() else { return };
+    let (proxy, client) = proxied(&old).await;
+    let port = old.port().to_string();
+    new.cli(&["REPLICAOF", "127.0.0.1", &port]);
+    let guard = client.mutex("a").ttl(LONG).lock().await.expect("the lock");
+    let copied = || new.cli(&["--scan"]).contains("{test:a}");
+    eventually("the lock is replicated", async || copied()).await;
+    new.cli(&["REPLICAOF", "NO", "ONE"]);
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    assert!(copied(), "the release is not replicated");
+    proxy.redirect(new.port());
+    eventually("the client is there", async || client.mutex("b").try_lock().await.is_ok()).await;
+    eventually("the key is free", async || {
+        new.client().mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())
+    })
+    .await;
+}
+
 /// A claim is cancelled while the server is paused, or its request is held back. When
 /// the request arrives late, it leaves no lock behind. (The ttl is far longer than the
 /// test.)

@@ -1,11 +1,17 @@
 //! Where a server is and who asks it, from a URL.
 
+use std::time::Duration;
+
 use percent_encoding::percent_decode_str;
 use redis::io::tcp::TcpSettings;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
+use socket2::TcpKeepalive;
 use url::Url;
 
 use crate::error::{Error, Result};
+
+/// How long nothing is sent on a connection before the system asks the other end.
+const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// A server, and how it is called in messages: without user and password.
 #[derive(Clone)]
@@ -78,7 +84,7 @@ impl Address {
             .map_err(|_| {
                 Error::config("the URL names no server; write for example redis://localhost/0")
             })?
-            .set_tcp_settings(TcpSettings::default().set_nodelay(true))
+            .set_tcp_settings(tcp_settings())
             .set_redis_settings(settings);
         Ok(Address { info, shown })
     }
@@ -116,6 +122,16 @@ fn tcp(host: &str, port: u16, tls: bool) -> (ConnectionAddr, String) {
     (address, format!("{shown} (TLS)"))
 }
 
+/// A connection that nobody uses is kept known to what lies between, and one whose packets
+/// reach nobody ends.
+fn tcp_settings() -> TcpSettings {
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
+    let settings = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    let settings = settings.set_user_timeout(2 * KEEPALIVE);
+    settings
+}
+
 fn nobody() -> RedisConnectionInfo {
     RedisConnectionInfo::default().set_lib_name("dlock", env!("CARGO_PKG_VERSION"))
 }
@@ -141,7 +157,7 @@ mod tests {
         assert_eq!(info.redis_settings().username(), Some("u@x"));
         assert_eq!(info.redis_settings().password(), Some("p:w"));
         assert_eq!(info.redis_settings().db(), 3);
-        assert!(info.tcp_settings().nodelay());
+        assert!(info.tcp_settings().nodelay() && info.tcp_settings().keepalive().is_some());
         assert_eq!(shown, "h:7000");
         let unix = address("redis+unix:///run/a.sock").unwrap();
         assert_eq!(*unix.info.addr(), ConnectionAddr::Unix("/run/a.sock".into()));

@@ -69,8 +69,7 @@ pub(super) struct AnswerReader {
     pub(super) waits: Arc<Waits>,
     /// In a cluster.
     pub(super) shards: Option<Arc<ShardNotices>>,
-    /// Where there are failovers.
-    pub(super) releases: Option<Arc<RecentReleases>>,
+    pub(super) releases: Arc<RecentReleases>,
 }
 
 impl AnswerReader {
@@ -83,10 +82,8 @@ impl AnswerReader {
             self.waits.on_queued();
         }
         for (request, answer) in requests.iter().zip(&answers) {
-            if let (Some(releases), Answer::Release(Ok(_)) | Answer::Acquire(Ok(_))) =
-                (&self.releases, answer)
-            {
-                releases.on_answered(request);
+            if let Answer::Release(Ok(_)) | Answer::Acquire(Ok(_)) = answer {
+                self.releases.on_answered(request);
             }
             if let Some(shards) = self.shards.as_ref().filter(|_| is_queued(answer)) {
                 let claim = request.claim();

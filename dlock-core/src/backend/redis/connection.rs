@@ -7,7 +7,9 @@
 //! without an answer is `Unknown`.
 //!
 //! A connection can be dead without saying so: a call that its caller gave up on,
-//! with nothing heard from the server since it was sent, ends the connection.
+//! with nothing heard from the server since it was sent, ends the connection. One that
+//! nobody uses is asked now and then, since what lies between may forget it: the next call
+//! would pay for that.
 
 mod attempt;
 mod submit;
@@ -23,7 +25,7 @@ use tokio::sync::watch;
 use self::attempt::Attempt;
 pub(super) use self::attempt::pause;
 pub(super) use self::submit::{OnAnswer, Submitted, SubmittedRun};
-use super::connector::{Connection, Connector, UserConnection};
+use super::connector::{Connection, Connector};
 use super::errors;
 use super::scripts::Run;
 use crate::backend::abort_on_drop::AbortOnDrop;
@@ -82,9 +84,21 @@ pub(super) struct Live {
 
 impl Live {
     fn heard_since(&self, moment: Instant) -> bool {
+        self.last_received() >= moment
+    }
+
+    fn last_received(&self) -> Instant {
         match &self.connection {
-            Connection::Plain(pipeline) => pipeline.heard_since(moment),
-            _ => *self.last_received.lock() >= moment,
+            Connection::Plain(pipeline) => pipeline.last_received(),
+            _ => *self.last_received.lock(),
+        }
+    }
+
+    /// Whether a request has no answer yet, as far as known.
+    fn is_asked(&self) -> bool {
+        match &self.connection {
+            Connection::Plain(pipeline) => pipeline.oldest_wait().1.is_some(),
+            _ => false,
         }
     }
 }
@@ -124,14 +138,6 @@ impl Link {
     /// What is called when the connection ends. Must not block.
     pub(super) fn on_loss(&self, lost: impl Fn() + Send + Sync + 'static) {
         let _ = self.lost.set(Box::new(lost));
-    }
-
-    /// Whether a replica may become the primary.
-    pub(super) fn fails_over(&self) -> bool {
-        matches!(
-            self.connector,
-            Connector::Sentinel(..) | Connector::UserConnection(UserConnection::Sentinel(_))
-        )
     }
 
     /// How the server is called in messages.

@@ -123,7 +123,6 @@ pub struct Redis {
     notices: Notices,
     reader: AnswerReader,
     listener: OnceLock<Weak<dyn Listener>>,
-    /// Where there are failovers.
     after_failover: OnceLock<Arc<AfterFailover>>,
     /// The [tail](Self::tail) of records.
     tail: PerHolder<Arc<str>>,
@@ -172,8 +171,8 @@ impl Redis {
         let notices = Notices::new(channel, names.clone(), config.min_replicas > 0);
         let shards = matches!(route, Route::Cluster(_)).then(ShardNotices::new);
         let (waits, names_read) = (notices.waits.clone(), names.clone());
-        let releases =
-            route.fails_over().then(|| Arc::new(RecentReleases::new(locks.clone(), names.clone())));
+        // An address may lead to another server after a failover, too.
+        let releases = Arc::new(RecentReleases::new(locks.clone(), names.clone()));
         let reader = AnswerReader { names: names_read, waits, shards, releases };
         let (listener, tail) = (OnceLock::new(), PerHolder::new());
         let after_failover = OnceLock::new();
@@ -315,10 +314,7 @@ impl Backend for Redis {
 
     fn open(&self, _client: u64, listener: Weak<dyn Listener>) {
         let _ = self.listener.set(listener.clone());
-        let Some(releases) = self.reader.releases.clone() else {
-            return self.locks.set_listener(listener);
-        };
-        let after = Arc::new(AfterFailover { listener, releases });
+        let after = Arc::new(AfterFailover { listener, releases: self.reader.releases.clone() });
         let after = self.after_failover.get_or_init(|| after);
         let listener: Arc<dyn Listener> = after.clone();
         self.locks.set_listener(Arc::downgrade(&listener));

@@ -244,8 +244,12 @@ impl Pipeline {
 
     /// Whether anything was heard from the server since then.
     pub(super) fn heard_since(&self, moment: Instant) -> bool {
-        let last_received = Duration::from_nanos(self.last_received.load(Ordering::Relaxed));
-        self.start + last_received >= moment
+        self.last_received() >= moment
+    }
+
+    /// When anything was last heard from the server.
+    pub(super) fn last_received(&self) -> Instant {
+        self.start + Duration::from_nanos(self.last_received.load(Ordering::Relaxed))
     }
 
     /// Ends the connection. What waits for an answer is told.

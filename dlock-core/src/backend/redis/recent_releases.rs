@@ -2,7 +2,7 @@
 //!
 //! A release that was answered is gone if the promoted replica had not heard of it: the key
 //! would stay taken until the end of its ttl, by nobody. So the latest releases are
-//! remembered where there are failovers, and made again when a connection was made again
+//! remembered, and made again when a connection was made again
 //! or another node is a primary. That is safe: an owner is used once, and a release
 //! compares it, so it never touches the lock of a successor.
 

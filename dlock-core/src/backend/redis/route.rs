@@ -48,14 +48,6 @@ impl Route {
         if self.wants_one_key() { Scripts::of_a_cluster() } else { Scripts::of_a_server() }
     }
 
-    /// Whether a replica may become the primary.
-    pub(super) fn fails_over(&self) -> bool {
-        match self {
-            Route::Server(link) => link.fails_over(),
-            Route::Cluster(_) => true,
-        }
-    }
-
     /// How many slots of a cluster nobody serves.
     pub(super) fn uncovered(&self) -> usize {
         match self {

@@ -15,6 +15,9 @@ use super::{Link, Live, State};
 use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::error::Operation;
 
+/// How long a connection is not used before the server is asked whether it is still there.
+/// Whatever forgets a connection on its way does so after half a minute or later.
+const IDLE: Duration = Duration::from_secs(10);
 /// How long a primary that is none any more has for the calls that are on their way to it.
 const PROMPT: Duration = Duration::from_millis(100);
 
@@ -89,6 +92,30 @@ async fn watch(pipeline: Arc<Pipeline>, link: Weak<Link>, live: Weak<Live>) {
     }
 }
 
+/// Asks now and then, while nobody uses the connection, whether the server is still there.
+/// Ends the connection when it is not.
+async fn probe(link: Weak<Link>, live: Weak<Live>) {
+    let mut pause = IDLE;
+    loop {
+        tokio::time::sleep(pause).await;
+        let (Some(link), Some(live)) = (link.upgrade(), live.upgrade()) else { return };
+        pause = IDLE.saturating_sub(live.last_received().elapsed());
+        if !pause.is_zero() {
+            continue;
+        }
+        pause = IDLE;
+        if live.is_asked() {
+            continue; // its callers find out
+        }
+        let ping = redis::cmd("PING");
+        let asked = live.connection.send(&ping);
+        match tokio::time::timeout(link.connect_timeout, asked).await {
+            Ok(Ok(_)) => *live.last_received.lock() = Instant::now(),
+            _ => return link.end(&live),
+        }
+    }
+}
+
 /// One attempt to connect.
 pub(super) struct Attempt {
     pub(super) link: Arc<Link>,
@@ -131,6 +158,9 @@ impl Attempt {
                 if let Connection::Plain(pipeline) = &live.connection {
                     let (link, live) = (Arc::downgrade(link), Arc::downgrade(&live));
                     tokio::spawn(watch(pipeline.clone(), link, live));
+                }
+                if !matches!(live.connection, Connection::Managed(_)) {
+                    tokio::spawn(probe(Arc::downgrade(link), Arc::downgrade(&live)));
                 }
                 *link.state.lock() = State::Up(live);
                 link.up.send_replace(true);
