@@ -189,9 +189,65 @@ fn refusal(operation: Operation, code: &str, details: &str) -> Error {
     if code == "ERR" && (details.contains("AUTH") || details.contains("unauthenticated")) {
         return denied(operation);
     }
+    let lower = details.to_ascii_lowercase();
+    if let Some((_, words)) = OTHER_SERVERS.iter().find(|(text, _)| lower.contains(text)) {
+        return Error::new(ErrorKind::Config, operation).with_message(*words);
+    }
     // A password or a key could be quoted in an unknown text, so only its code is told.
+    tracing::debug!(target: "dlock::redis", code, text = blanked(details), "an unknown refusal");
     Error::new(ErrorKind::Unavailable, operation)
-        .with_message(format!("Redis refused with `{code}`; its log says more"))
+        .with_message(format!(
+            "Redis refused with `{code}`; its log, or that of this program at the level debug, says more"
+        ))
+}
+
+/// What servers say that are not Redis itself, in lower case, and what to do then.
+const OTHER_SERVERS: &[(&str, &str)] = &[
+    (
+        "bad lua script for redis cluster",
+        "the proxy of this service refuses the scripts; set its option `script_check_enable` to 0 (docs/redis.md has a table of services)",
+    ),
+    (
+        "undeclared key",
+        "this server lets a script use only the keys that it is called with; allow undeclared keys there (Dragonfly: `--default_lua_flags=allow-undeclared-keys`), or use Redis or Valkey",
+    ),
+    (
+        "unknown command 'eval",
+        "this server or proxy runs no scripts (`EVAL`), which locks are made of; use Redis or Valkey, or a proxy that passes them on",
+    ),
+    (
+        "unknown command 'cluster",
+        "this server or proxy has no command CLUSTER; write redis://host:port for a single address",
+    ),
+    (
+        "not allowed from script",
+        "this server does not let scripts use a command that they need (`INFO`, for a node of redlock://); use Redis or Valkey for it",
+    ),
+];
+
+/// The words of a refusal without what could be a key or a password: what is quoted, and
+/// what is no plain word.
+fn blanked(details: &str) -> String {
+    let is_plain = |word: &str| {
+        let word = word.trim_matches(|sign: char| ".,;:()".contains(sign));
+        word.len() <= 20 && word.chars().all(|letter| letter.is_ascii_alphabetic())
+    };
+    let mut quote = None;
+    let mut words = Vec::new();
+    for word in details.split_whitespace() {
+        let first = word.chars().next().filter(|it| "'`\"".contains(*it));
+        let was_quoted = quote.is_some();
+        quote = quote.or(first);
+        let ends = quote.is_some_and(|quote| {
+            let at = word.trim_end_matches(|sign: char| ".,;:()".contains(sign));
+            at.ends_with(quote) && (was_quoted || at.len() > 1)
+        });
+        words.push(if quote.is_none() && is_plain(word) { word } else { "_" });
+        if ends {
+            quote = None;
+        }
+    }
+    words.join(" ")
 }
 
 #[cfg(test)]
@@ -219,5 +275,25 @@ mod tests {
         assert!(error.to_string().contains("raise `maxmemory`"), "{error}");
         let error = refusal(Operation::Acquire, "ERR", "hunter2 is no command");
         assert!(!format!("{error} {error:?}").contains("hunter2"));
+        assert_eq!(blanked("hunter2 is no command"), "_ is no command");
+        let quoted = "unknown command 'AUTH', with args beginning with: 'correct horse' 'b' here";
+        assert_eq!(blanked(quoted), "unknown command _ with args beginning with: _ _ _ here");
+        assert_eq!(blanked("no `one word left"), "no _ _ _");
+        assert_eq!(blanked("the key {shop:a} is not here."), "the key _ is not here.");
+    }
+
+    #[test]
+    fn servers_that_are_not_redis_are_told_what_to_do() {
+        for (text, advice) in [
+            ("bad lua script for redis cluster, all the keys that", "`script_check_enable`"),
+            ("script tried accessing undeclared key", "allow-undeclared-keys"),
+            ("unknown command 'EVALSHA', with args beginning with: 'x'", "runs no scripts"),
+            ("unknown command 'CLUSTER', with args beginning with: 'INFO'", "redis://host:port"),
+            ("This Redis command is not allowed from script", "`INFO`"),
+        ] {
+            let error = refusal(Operation::Acquire, "ERR", text);
+            assert_eq!(error.kind(), ErrorKind::Config, "{text}");
+            assert!(error.to_string().contains(advice), "{error}");
+        }
     }
 }
