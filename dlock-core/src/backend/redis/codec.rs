@@ -242,6 +242,43 @@ fn waiter_state(now: u64, record: &str) -> Option<(u64, WaiterState)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whatever arrives on a channel or is found in a record is read or refused.
+    #[test]
+    fn any_text_is_read() {
+        use rand::{RngExt as _, SeedableRng as _};
+        let names = Names::new("shop");
+        let pieces = [
+            "g",
+            "t",
+            "b",
+            "\t",
+            " ",
+            "0",
+            "9223372036854775807",
+            "-1",
+            "{shop:a}",
+            "dlock:2:",
+            ":l",
+            "0123456789abcdef0123456789abcdef",
+            "{\"h\":1}",
+            "null",
+            "\u{1f512}",
+            "%2",
+            "%zz",
+            "x",
+        ];
+        for seed in 0..20_000 {
+            let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
+            let count = rng.random_range(0..9);
+            let text: String =
+                (0..count).map(|_| pieces[rng.random_range(0..pieces.len())]).collect();
+            let _ = (names.notice(&text), names.key_of(&text), holder(&text));
+            let records = [text.clone(), text];
+            let now = rng.random::<u64>() >> rng.random_range(0..64);
+            let _ = (holder_states(now, &records), waiter_states(now, &records));
+        }
+    }
     use crate::claim::{Grant, LossReason};
     use crate::clock::Moment;
 
