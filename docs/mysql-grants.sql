@@ -3,5 +3,8 @@
 -- (MariaDB) or CONNECTION_ADMIN (MySQL): such a user writes to a replica as well.
 GRANT SELECT, INSERT, UPDATE, DELETE ON dlock_lock TO shop;
 GRANT SELECT, UPDATE ON dlock_meta TO shop;
--- Only for lock_in and its variants:
-GRANT SELECT, INSERT, UPDATE ON dlock_row TO shop;
+-- Only for lock_in and its variants. DELETE is for the sweep of old rows:
+GRANT SELECT, INSERT, UPDATE, DELETE ON dlock_row TO shop;
+-- Only for early versions of MySQL 8 (8.0.12 is one), which refuse SELECT ... FOR UPDATE to a
+-- user with rights on tables alone. Write the name of your database instead of `dlock`.
+-- GRANT LOCK TABLES ON dlock.* TO shop;

@@ -2,5 +2,5 @@
 -- the tables, with the name of your role instead of `shop`.
 GRANT SELECT, INSERT, UPDATE, DELETE ON dlock_lock TO shop;
 GRANT SELECT, UPDATE ON dlock_meta TO shop;
--- Only for lock_in and its variants:
-GRANT SELECT, INSERT, UPDATE ON dlock_row TO shop;
+-- Only for lock_in and its variants. DELETE is for the sweep of old rows:
+GRANT SELECT, INSERT, UPDATE, DELETE ON dlock_row TO shop;

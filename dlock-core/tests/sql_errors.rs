@@ -65,7 +65,7 @@ async fn sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_of_the_environment_is_verified() {
     const EXPECTED: &str = "DLOCK_TEST_EXPECTED";
-    const URL: &str = "postgres://dlock@/dlock";
+    const URL: &str = "postgres:///dlock";
     match std::env::var(EXPECTED).as_deref() {
         Ok("plain text") => return check(URL, ErrorKind::Config, "dlock schema").await,
         Ok(_) => return check(URL, ErrorKind::Unavailable, "does not support TLS").await,
@@ -80,9 +80,33 @@ async fn a_host_of_the_environment_is_verified() {
         let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
         child.args(["a_host_of_the_environment_is_verified", "--nocapture"]);
         child.env_remove("PGHOSTADDR").env("PGPORT", server.port().to_string());
+        child.env("PGUSER", "dlock");
         let output = child.env("PGHOST", host).env(EXPECTED, expected).output().expect("it runs");
         let told = [output.stdout, output.stderr].concat();
         let told = String::from_utf8_lossy(&told);
         assert!(output.status.success() && told.contains("1 passed"), "{host}: {told}");
+    }
+}
+
+/// Databases that only speak the language of another one, and whose locks nobody has tested.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_databases_are_refused() {
+    if let Some(server) = PostgresServer::start() {
+        let says = |version: &str| {
+            server.sql(&format!(
+                "CREATE OR REPLACE FUNCTION public.version() RETURNS text LANGUAGE sql \
+                 AS $$ SELECT '{version}'::text $$"
+            ))
+        };
+        says("PostgreSQL 15.0");
+        server.sql("ALTER DATABASE dlock SET search_path = public, pg_catalog");
+        check(&server.url(), ErrorKind::Config, "dlock schema").await;
+        says("CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu)");
+        check(&server.url(), ErrorKind::Config, "could end early and be held twice").await;
+        says("PostgreSQL 15.2-YB-2.25.0.0-b0 on x86_64-pc-linux-gnu");
+        check(&server.url(), ErrorKind::Config, "it is YugabyteDB").await;
+    }
+    if let Some(server) = MariaDbServer::with(&["--version=8.0.11-TiDB-v7.5.0"]) {
+        check(&server.url(), ErrorKind::Config, "it is TiDB").await;
     }
 }

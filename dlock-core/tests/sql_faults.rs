@@ -173,10 +173,117 @@ async fn a_locked_row_of_mariadb_holds_up_its_own_key_only() {
     .await;
 }
 
+/// Two rows that somebody else has locked, and a hundred locks with a short ttl that are renewed
+/// in the same batches, over a network that takes its time.
+async fn locked_rows_among_many<T>(url: &str, port: u16, lock_rows: impl AsyncFn(&str) -> T) {
+    let proxy = dlock_testkit::proxy::Proxy::opaque(port);
+    let behind = url.replace(&format!(":{port}/"), &format!(":{}/", proxy.port()));
+    let dlock = builder(&behind).ttl(Duration::from_secs(2)).connect().await.expect("a client");
+    for way in [dlock_testkit::proxy::Way::ToServer, dlock_testkit::proxy::Way::ToClient] {
+        proxy.delay(way, Duration::from_millis(1));
+    }
+    let mut kept = Vec::new();
+    for n in 0..100 {
+        kept.push(dlock.mutex(format!("kept:{n}")).lock().await.expect("the lock"));
+    }
+    for key in ["stuck:1", "stuck:2"] {
+        drop(dlock.mutex(key).lock().await.expect("the lock"));
+    }
+    eventually("they are released", async || {
+        dlock.inspect("stuck:2").await.expect("a look").holders.is_empty()
+    })
+    .await;
+    let ids = "('test/l/stuck:1', 'test/l/stuck:2')";
+    let locked = format!("SELECT 1 FROM dlock_lock WHERE id IN {ids} FOR UPDATE");
+    let transaction = lock_rows(&locked).await;
+    let waiting: Vec<_> = ["stuck:1", "stuck:2"]
+        .map(|key| {
+            let lock = dlock.mutex(key);
+            tokio::spawn(async move { lock.lock().await })
+        })
+        .into();
+    let (began, mut slowest) = (Instant::now(), Duration::ZERO);
+    while began.elapsed() < Duration::from_secs(12) {
+        let cycle = Instant::now();
+        drop(dlock.mutex("free").lock().await.expect("the lock"));
+        slowest = slowest.max(cycle.elapsed());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let lost = kept.iter().filter(|guard| guard.state() == State::Lost).count();
+        assert_eq!(lost, 0, "locks of other keys after {:?}", began.elapsed());
+    }
+    println!("a lock of another key took {slowest:?} at most");
+    drop(transaction);
+    for task in waiting {
+        task.await.expect("the task").map(drop).expect("the lock, once the row is free");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_rows_lose_no_other_lock_with_a_short_ttl() {
+    if let Some(server) = PostgresServer::start() {
+        let pool = sqlx::PgPool::connect(&server.url()).await.expect("a pool");
+        locked_rows_among_many(&server.url(), server.port(), async |sql: &str| {
+            let mut tx = pool.begin().await.expect("a transaction");
+            let sql = sqlx::AssertSqlSafe(sql.to_owned());
+            let _ = sqlx::query(sql).fetch_all(&mut *tx).await.expect("the rows");
+            tx
+        })
+        .await;
+    }
+    if let Some(server) = MariaDbServer::start() {
+        let pool = sqlx::MySqlPool::connect(&server.url()).await.expect("a pool");
+        locked_rows_among_many(&server.url(), server.port(), async |sql: &str| {
+            let mut tx = pool.begin().await.expect("a transaction");
+            let sql = sqlx::AssertSqlSafe(sql.to_owned());
+            let _ = sqlx::query(sql).fetch_all(&mut *tx).await.expect("the rows");
+            tx
+        })
+        .await;
+    }
+}
+
+/// The rows of `lock_in` are removed when there are many; those that are locked stay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_lock_in_do_not_grow_for_ever() {
+    use dlock::sql::{lock_in, try_lock_in};
+    const COUNT: &str = "SELECT count(*) FROM dlock_row";
+    if let Some(server) = PostgresServer::start() {
+        let url = server.url();
+        drop(client(&url).await);
+        server.sql("INSERT INTO dlock_row SELECT 'order:' || n FROM generate_series(1, 10500) n");
+        let pool = sqlx::PgPool::connect(&url).await.expect("a pool");
+        let mut tx = pool.begin().await.expect("a transaction");
+        lock_in(&mut tx, "order:1").await.expect("the lock");
+        let sweeper = Postgres::new(&url, "test").expect("a backend");
+        let _ = sweeper.sweep(Duration::ZERO).await.expect("a sweep");
+        let left: u64 = server.sql(COUNT).parse().expect("a number");
+        assert!((5_000..=10_000).contains(&left), "{left}");
+        let mut other = pool.begin().await.expect("a transaction");
+        assert!(!try_lock_in(&mut other, "order:1").await.expect("an answer"), "it is locked");
+        assert!(try_lock_in(&mut other, "order:2").await.expect("an answer"));
+    }
+    if let Some(server) = MariaDbServer::start() {
+        let url = server.url();
+        drop(client(&url).await);
+        server.sql("INSERT INTO dlock.dlock_row SELECT CONCAT('order:', seq) FROM seq_1_to_10500");
+        let pool = sqlx::MySqlPool::connect(&url).await.expect("a pool");
+        let mut tx = pool.begin().await.expect("a transaction");
+        lock_in(&mut tx, "order:1").await.expect("the lock");
+        let sweeper = MySql::new(&url, "test").expect("a backend");
+        let _ = sweeper.sweep(Duration::ZERO).await.expect("a sweep");
+        let left: u64 = server.sql(&format!("USE dlock; {COUNT}")).parse().expect("a number");
+        assert!((5_000..=10_000).contains(&left), "{left}");
+        let mut other = pool.begin().await.expect("a transaction");
+        assert!(!try_lock_in(&mut other, "order:1").await.expect("an answer"), "it is locked");
+        assert!(try_lock_in(&mut other, "order:2").await.expect("an answer"));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_locked_row_of_mysql_holds_up_its_own_key_only() {
     let Some(server) = MySqlServer::start() else { return };
-    let pool = sqlx::MySqlPool::connect(&server.url()).await.expect("a pool");
+    let url = format!("{}?ssl-mode=disabled", server.url());
+    let pool = sqlx::MySqlPool::connect(&url).await.expect("a pool");
     locked_row(&server.url(), client(&server.url()).await, async || {
         let mut tx = pool.begin().await.expect("a transaction");
         sqlx::query(LOCK_STUCK).fetch_one(&mut *tx).await.expect("the row");

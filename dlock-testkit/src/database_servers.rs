@@ -268,6 +268,37 @@ impl MariaDbServer {
     }
 }
 
+/// A Galera cluster of so many MariaDB servers; `None` if Galera is not installed, see
+/// [`found`](crate::servers::found).
+///
+/// # Panics
+/// If a server does not start.
+pub fn galera(nodes: usize) -> Option<Vec<MariaDbServer>> {
+    const PROVIDER: &str = "/usr/lib/galera/libgalera_smm.so";
+    crate::servers::found("Galera", Path::new(PROVIDER).exists()).then_some(())?;
+    let mut ports: Vec<u16> = Vec::new();
+    let mut cluster = Vec::new();
+    for _ in 0..nodes {
+        let port = crate::ports::free_port();
+        let others: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let options = [
+            "--wsrep-on=ON".to_owned(),
+            format!("--wsrep-provider={PROVIDER}"),
+            format!("--wsrep-cluster-address=gcomm://{}", others.join(",")),
+            format!("--wsrep-node-address=127.0.0.1:{port}"),
+            format!("--wsrep-provider-options=base_port={port};gcache.size=8M"),
+            // All start from the same state: an empty server.
+            "--wsrep-sst-method=skip".to_owned(),
+            "--binlog-format=ROW".to_owned(),
+            "--innodb-autoinc-lock-mode=2".to_owned(),
+        ];
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        cluster.push(MariaDbServer::with(&options)?);
+        ports.push(port);
+    }
+    Some(cluster)
+}
+
 /// A MySQL 8 server with the database `dlock` and the user `root`, without a password. It is
 /// killed when this value is dropped.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! The calls of a batch: one transaction for all, and one for each key if a key is in the
-//! way of the others.
+//! The calls of a batch: one transaction for all keys whose rows are free, and one for each
+//! other key.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ impl<D: Database> Store<D> {
             let lock = self.names.lock(&claim.key, claim.mode.is_permits());
             by_lock.entry(lock).or_default().push(place);
         }
-        let locks: Vec<LockId> = by_lock.keys().cloned().collect();
-        let answers = match self.in_one(&locks, requests, OnLocked::Wait).await {
-            Ok(answers) => answers,
-            Err(fault) if locks.len() > 1 && is_of_one_key(&fault) => {
-                self.one_by_one(&by_lock, requests).await
-            }
-            Err(fault) => failed(requests, &fault.error),
-        };
+        let mut answers: Vec<Option<Answer>> = requests.iter().map(|_| None).collect();
+        if by_lock.len() > 1 {
+            self.together(&by_lock, requests, &mut answers).await;
+        }
+        self.alone(&by_lock, requests, &mut answers).await;
+        let all = requests.iter().zip(answers);
+        let answers: Vec<Answer> =
+            all.map(|(it, answer)| answer.unwrap_or_else(|| it.unanswered())).collect();
         for (lock, places) in &by_lock {
             for &place in places {
                 self.tracker.answered(lock, &requests[place], &answers[place]);
@@ -42,39 +42,87 @@ impl<D: Database> Store<D> {
         answers
     }
 
+    /// One transaction for the rows that nobody else has locked.
+    async fn together(
+        &self,
+        by_lock: &BTreeMap<LockId, Vec<usize>>,
+        requests: &[Request],
+        answers: &mut [Option<Answer>],
+    ) {
+        let free = || by_lock.iter().filter(|(lock, _)| !self.stuck.contains(lock));
+        let locks: Vec<LockId> = free().map(|(lock, _)| lock.clone()).collect();
+        if locks.len() < 2 {
+            return;
+        }
+        let mut places: Vec<usize> = free().flat_map(|(_, places)| places.clone()).collect();
+        places.sort_unstable(); // in the order of the requests
+        let some: Vec<Request> = places.iter().map(|&place| requests[place].clone()).collect();
+        let made = match self.in_one(&locks, &some, OnLocked::Skip).await {
+            Ok(made) => made,
+            Err(fault) if is_of_one_key(&fault) => return,
+            Err(fault) => failed(&some, &fault.error).into_iter().map(Some).collect(),
+        };
+        for (place, answer) in places.into_iter().zip(made) {
+            answers[place] = answer;
+        }
+    }
+
+    /// One transaction for each key that is left.
+    async fn alone(
+        &self,
+        by_lock: &BTreeMap<LockId, Vec<usize>>,
+        requests: &[Request],
+        answers: &mut [Option<Answer>],
+    ) {
+        let left: Vec<(&LockId, &Vec<usize>)> =
+            by_lock.iter().filter(|(_, places)| answers[places[0]].is_none()).collect();
+        let waits = left.iter().map(|(lock, _)| *lock).filter(|lock| !self.stuck.contains(lock));
+        let waits: Vec<LockId> = waits.cloned().collect();
+        let mut waiting = self.stuck.wait_for(waits.clone());
+        for (lock, places) in left {
+            let some: Vec<Request> = places.iter().map(|&place| requests[place].clone()).collect();
+            let on_locked = if waits.contains(lock) { OnLocked::Wait } else { OnLocked::Fail };
+            let made = self.in_one(std::slice::from_ref(lock), &some, on_locked).await;
+            match &made {
+                Err(fault) if fault.cause == Cause::Locked && on_locked == OnLocked::Wait => {
+                    waiting.was_in_vain(lock);
+                }
+                _ => waiting.is_over(lock),
+            }
+            let made = made.unwrap_or_else(|fault| {
+                failed(&some, &fault.error).into_iter().map(Some).collect()
+            });
+            for (&place, answer) in places.iter().zip(made) {
+                answers[place] = answer;
+            }
+        }
+    }
+
+    /// One transaction. The requests to a row that was left out have no answer.
     async fn in_one(
         &self,
         locks: &[LockId],
         requests: &[Request],
         on_locked: OnLocked,
-    ) -> Result<Vec<Answer>, Fault> {
-        let requests: Vec<Request> = requests.iter().map(|it| self.written(it)).collect();
-        self.transact(locks, on_locked, |table, now, sent| {
-            let value: Vec<Answer> =
-                requests.iter().map(|request| answer(table, now, request, sent)).collect();
-            let relied_upon = requests.iter().zip(&value).any(is_relied_upon);
+    ) -> Result<Vec<Option<Answer>>, Fault> {
+        let requests: Vec<(LockId, Request)> = requests
+            .iter()
+            .map(|it| {
+                let claim = it.claim();
+                (self.names.lock(&claim.key, claim.mode.is_permits()), self.written(it))
+            })
+            .collect();
+        self.transact(locks, on_locked, |table, now, skipped, sent| {
+            let decide = |(lock, request): &(LockId, Request)| {
+                (!skipped.contains(&lock.id)).then(|| answer(table, now, request, sent))
+            };
+            let value: Vec<Option<Answer>> = requests.iter().map(decide).collect();
+            let relied_upon = requests.iter().zip(&value).any(|((_, request), answer)| {
+                answer.as_ref().is_some_and(|answer| is_relied_upon((request, answer)))
+            });
             Decision { value, relied_upon }
         })
         .await
-    }
-
-    /// One transaction for each key: only those fail that are in the way.
-    async fn one_by_one(
-        &self,
-        by_lock: &BTreeMap<LockId, Vec<usize>>,
-        requests: &[Request],
-    ) -> Vec<Answer> {
-        let mut answers: Vec<Option<Answer>> = requests.iter().map(|_| None).collect();
-        for (lock, places) in by_lock {
-            let some: Vec<Request> = places.iter().map(|&place| requests[place].clone()).collect();
-            let made = self.in_one(std::slice::from_ref(lock), &some, OnLocked::Fail).await;
-            let made = made.unwrap_or_else(|fault| failed(&some, &fault.error));
-            for (&place, answer) in places.iter().zip(made) {
-                answers[place] = Some(answer);
-            }
-        }
-        let all = requests.iter().zip(answers);
-        all.map(|(request, answer)| answer.unwrap_or_else(|| request.unanswered())).collect()
     }
 
     /// A request as it is written: the number of the client is that of the rows.

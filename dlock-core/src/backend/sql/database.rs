@@ -1,6 +1,7 @@
 //! A database: the statements that all of them understand, and what each says by itself (the
 //! words of SQL, the clock, the errors).
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;
 #[cfg(feature = "postgres")]
@@ -131,6 +132,8 @@ pub enum OnLocked {
     Wait,
     /// Fail at once.
     Fail,
+    /// Leave it out.
+    Skip,
 }
 
 /// A row in a listing, or one that the sweep looks at.
@@ -199,6 +202,12 @@ pub trait Database: Send + Sync + Sized + 'static {
         async { Ok(()) }
     }
 
+    /// Looks whether this is a database that keeps locks, which is an error if it is not. Some
+    /// other databases speak the same language.
+    fn examine(&self, _conn: &mut Conn<Self>) -> impl Future<Output = Sent<()>> + Send {
+        async { Ok(()) }
+    }
+
     /// Makes the tables that are missing.
     fn make_tables(&self, conn: &mut Conn<Self>) -> impl Future<Output = Sent<()>> + Send {
         async move { self.session(conn).send(Self::SCHEMA).await }
@@ -254,6 +263,7 @@ pub trait Database: Send + Sync + Sized + 'static {
             let lock = match lock {
                 Some(OnLocked::Wait) if Self::LOCKS_ROWS => "FOR UPDATE",
                 Some(OnLocked::Fail) if Self::LOCKS_ROWS => "FOR UPDATE NOWAIT",
+                Some(OnLocked::Skip) if Self::LOCKS_ROWS => "FOR UPDATE SKIP LOCKED",
                 _ => "",
             };
             let sql = format!(
@@ -267,6 +277,20 @@ pub trait Database: Send + Sync + Sized + 'static {
             // The row that was waited for longest has the latest time.
             let time = rows.iter().map(|(_, now_us)| *now_us).max().map(|now| self.time(now));
             Ok(Rows { rows: rows.into_iter().map(|(row, _)| row).collect(), time })
+        }
+    }
+
+    /// Which of these rows are there, locked or not.
+    fn present(
+        &self,
+        conn: &mut Conn<Self>,
+        ids: &[String],
+    ) -> impl Future<Output = Sent<BTreeSet<String>>> + Send {
+        async move {
+            let statement = Statement::new("SELECT id FROM dlock_lock WHERE id @IN");
+            let statement = statement.bind_list(ids.iter().cloned());
+            let ids = self.session(conn).fetch_as(statement, |row| row.text(0)).await?;
+            Ok(ids.into_iter().flatten().collect())
         }
     }
 
@@ -358,6 +382,39 @@ pub trait Database: Send + Sync + Sized + 'static {
             let (now, since) = (Value::Int(now_us), Value::Int(since_us));
             let statement = Statement::new(sql).bind(now.clone()).bind(since).bind(now);
             Ok(self.session(conn).execute(statement).await? == 1)
+        }
+    }
+
+    /// Whether there are more rows of `lock_in` than this.
+    fn has_more_row_locks(
+        &self,
+        conn: &mut Conn<Self>,
+        than: i64,
+    ) -> impl Future<Output = Sent<bool>> + Send {
+        async move {
+            let sql = "SELECT id FROM dlock_row ORDER BY id LIMIT 1 OFFSET ?";
+            let next = Statement::new(sql).bind(Value::Int(than));
+            Ok(!self.session(conn).fetch_as(next, |row| row.text(0)).await?.is_empty())
+        }
+    }
+
+    /// Removes some rows of `lock_in` that nobody has locked. Answers how many.
+    fn remove_row_locks(
+        &self,
+        conn: &mut Conn<Self>,
+        limit: i64,
+    ) -> impl Future<Output = Sent<usize>> + Send {
+        async move {
+            let mut session = self.session(conn);
+            let lock = if Self::LOCKS_ROWS { "FOR UPDATE SKIP LOCKED" } else { "" };
+            let sql = format!("SELECT id FROM dlock_row ORDER BY id LIMIT ? {lock}");
+            let some = Statement::new(sql).bind(Value::Int(limit));
+            let ids = session.fetch_as(some, |row| row.text(0)).await?;
+            if !ids.is_empty() {
+                let delete = Statement::new("DELETE FROM dlock_row WHERE id @IN");
+                session.execute(delete.bind_list(ids.iter().flatten().cloned())).await?;
+            }
+            Ok(ids.len())
         }
     }
 

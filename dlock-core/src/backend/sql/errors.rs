@@ -46,8 +46,40 @@ pub(super) const OTHER_TABLES: Cause = Cause::Unfit(
 /// Why an account of MySQL cannot log in over a connection in plain text.
 #[cfg(feature = "mysql")]
 pub(super) const NEEDS_TLS: Cause = Cause::Unfit(
-    "MySQL checks the password of this user over TLS only (caching_sha2_password); write sslmode=verify-full or sslmode=require in the URL, and turn TLS on at the server",
+    "MySQL checks the password of this user over TLS only (caching_sha2_password); turn TLS on at the server (MySQL 8.0.12 and older offer none that is safe), and remove sslmode=disable from the URL; docs/sql.md says what else works",
 );
+
+/// Why a database is refused that only speaks the language of another one.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+const OTHER_DATABASES: [(&str, Cause); 3] = [
+    (
+        "CockroachDB",
+        Cause::Unfit(
+            "it is CockroachDB, where each node has the time of its own clock and no message reaches a waiting client: a lock could end early and be held twice; use PostgreSQL, or another backend",
+        ),
+    ),
+    (
+        "-YB-",
+        Cause::Unfit(
+            "it is YugabyteDB, where each node has the time of its own clock and READ COMMITTED may be another isolation: a lock could end early and be held twice; use PostgreSQL, or another backend",
+        ),
+    ),
+    (
+        "TiDB",
+        Cause::Unfit(
+            "it is TiDB, where each node has the time of its own clock and rows are not locked as in MySQL: a lock could end early and be held twice; use MariaDB or MySQL, or another backend",
+        ),
+    ),
+];
+
+/// Checks what a database says of its version.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(super) fn check_version(version: &str) -> sqlx::Result<()> {
+    match OTHER_DATABASES.iter().find(|(name, _)| version.contains(name)) {
+        Some((_, cause)) => Err(Found::error(*cause, version)),
+        None => Ok(()),
+    }
+}
 
 /// A failed transaction.
 #[derive(Debug)]

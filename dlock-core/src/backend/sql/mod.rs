@@ -33,6 +33,7 @@ mod session;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod statements;
+mod stuck;
 mod sweep;
 mod transaction;
 
@@ -129,6 +130,7 @@ impl<D: Database> Sql<D> {
     /// Checks the tables once, and makes them if that is allowed.
     async fn ready(&self) -> Result<(), Fault> {
         let check = || async {
+            self.store.examine().await?;
             match self.store.check_tables().await {
                 Err(fault) if fault.cause == Cause::NoTables && self.may_migrate => {
                     self.store.make_tables().await
@@ -172,6 +174,14 @@ impl<D: Database> Store<D> {
         let mut in_use = self.connections.take(&self.database).await?;
         let made = self.database.make_tables(in_use.conn()).await;
         made.map_err(|error| self.fault(error))?;
+        in_use.give_back();
+        Ok(())
+    }
+
+    async fn examine(&self) -> Result<(), Fault> {
+        let mut in_use = self.connections.take(&self.database).await?;
+        let examined = self.database.examine(in_use.conn()).await;
+        examined.map_err(|error| self.fault(error))?;
         in_use.give_back();
         Ok(())
     }
@@ -272,7 +282,7 @@ impl<D: Database> Backend for Sql<D> {
             let broken = async {
                 self.ready().await?;
                 let locks = self.store.names.both(key);
-                let decided = self.store.transact(&locks, OnLocked::Wait, |table, now, sent| {
+                let decided = self.store.transact(&locks, OnLocked::Wait, |table, now, _, sent| {
                     let value = table.break_lock(now, key, &how.by, how.delay, sent);
                     Decision { value, relied_upon: true }
                 });

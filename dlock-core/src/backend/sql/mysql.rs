@@ -6,6 +6,7 @@
 //! lock-wait time-out rolls back only the statement, so every fault is followed by a
 //! ROLLBACK.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::error::DatabaseError;
@@ -16,7 +17,7 @@ use url::Url;
 use super::Sql;
 use super::address::{self, Server, with_tls_files};
 use super::database::{COLUMNS, Database, RowWrite};
-use super::errors::{Cause, Found, NEEDS_TLS, NO_DATABASE, OTHER_TABLES};
+use super::errors::{Cause, Found, NEEDS_TLS, NO_DATABASE, OTHER_TABLES, check_version};
 use super::session::{Dialect, Session};
 use crate::config::{Settings, SslMode};
 use crate::error::Result;
@@ -164,7 +165,9 @@ impl Database for MySqlDatabase {
                     return Err(Found::error(NEEDS_TLS, error.to_string()));
                 }
                 match options.ssl_mode(MySqlSslMode::Required).connect().await {
-                    Err(tls @ sqlx::Error::Tls(_)) => Err(Found::error(NEEDS_TLS, tls.to_string())),
+                    Err(error) if is_of_tls(&error) => {
+                        Err(Found::error(NEEDS_TLS, error.to_string()))
+                    }
                     connected => connected,
                 }
             }
@@ -185,6 +188,29 @@ impl Database for MySqlDatabase {
             }
             set => set.map(drop),
         }
+    }
+
+    async fn examine(&self, conn: &mut MySqlConnection) -> sqlx::Result<()> {
+        let sql = "SHOW GLOBAL VARIABLES WHERE Variable_name IN \
+             ('version', 'wsrep_on', 'group_replication_single_primary_mode', \
+             'group_replication_group_name')";
+        let rows = raw_sql(sql).fetch_all(conn).await?;
+        let mut values = HashMap::new();
+        for row in &rows {
+            values.insert(row.try_get::<String, _>(0)?, row.try_get::<String, _>(1)?);
+        }
+        let value = |name: &str| values.get(name).map_or("", String::as_str);
+        check_version(value("version"))?;
+        let has_group = !value("group_replication_group_name").is_empty();
+        let has_many_primaries =
+            has_group && value("group_replication_single_primary_mode") == "OFF";
+        if value("wsrep_on") == "ON" || has_many_primaries {
+            tracing::warn!(
+                address = self.address(),
+                "this server is one of several that take changes (Galera, or a group with several primaries); each has the time of its own clock, so a lock ends early where a clock is ahead, and it conflicts at the commit; give all clients the address of the same server, and keep the clocks together"
+            );
+        }
+        Ok(())
     }
 
     async fn begin(&self, conn: &mut MySqlConnection) -> sqlx::Result<()> {
@@ -222,6 +248,15 @@ impl Database for MySqlDatabase {
         // A row that others made in the meantime is an error of its own.
         self.insert(conn, &new, "").await?;
         Ok(true)
+    }
+}
+
+/// Whether a connection failed because the two sides do not agree on TLS.
+fn is_of_tls(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Tls(_) => true,
+        sqlx::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
+        _ => false,
     }
 }
 

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use sqlx::error::DatabaseError;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgSslMode};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, raw_sql};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _, raw_sql};
 use url::Url;
 
 use super::Sql;
 use super::address::{self, Server, with_tls_files};
 use super::database::{COLUMNS, Database, Messages, REPLACE, RowWrite, lock_timeout};
-use super::errors::{Cause, NO_DATABASE, OTHER_TABLES};
+use super::errors::{Cause, NO_DATABASE, OTHER_TABLES, check_version};
 use super::listen::Listening;
 use super::session::{Dialect, Session};
 use super::transaction::Store;
@@ -110,6 +110,11 @@ impl Database for PostgresDatabase {
 
     fn options(&self) -> Result<PgConnectOptions> {
         self.server.options(|options, password| options.password(password))
+    }
+
+    async fn examine(&self, conn: &mut PgConnection) -> sqlx::Result<()> {
+        let row = raw_sql("SELECT version()").fetch_one(conn).await?;
+        check_version(row.try_get(0)?)
     }
 
     async fn make_tables(&self, conn: &mut PgConnection) -> sqlx::Result<()> {

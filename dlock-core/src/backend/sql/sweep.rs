@@ -4,7 +4,8 @@
 //! It walks through the table in the order of the ids, some rows at a time, each step in a
 //! transaction of its own, which also raises the floor of the tokens. A row that somebody
 //! has locked is left alone. One client sweeps for all, about once a minute, while it is in
-//! use.
+//! use. It also removes rows of `lock_in` where there are many: they have no time of their last
+//! use, so any that nobody has locked.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,13 @@ const EVERY: Duration = Duration::from_secs(60);
 pub(super) const KEPT: Duration = Duration::from_secs(60);
 /// How many rows one step looks at.
 const ROWS: i64 = 500;
+/// From how many rows of `lock_in` on some are removed: those of few keys are kept for ever.
+const ROW_LOCKS_KEPT: i64 = 10_000;
+/// How many of them one step removes. It has them locked for about a millisecond, in which
+/// `try_lock_in` finds them taken.
+const ROW_LOCKS: i64 = 50;
+/// How many steps are made before it is counted again whether there are still too many.
+const ROW_LOCK_STEPS: usize = 40;
 /// The pause between two steps.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -65,6 +73,51 @@ impl<D: Database> Store<D> {
             from = next;
             tokio::time::sleep(PAUSE).await;
         }
+        if claimed {
+            // A user that may not delete them leaves these rows.
+            let _ = self.sweep_row_locks().await;
+        }
+        Ok(removed)
+    }
+
+    /// Removes rows of `lock_in` while there are many.
+    async fn sweep_row_locks(&self) -> Result<(), Fault> {
+        while self.in_time(self.has_many_row_locks()).await? {
+            for _ in 0..ROW_LOCK_STEPS {
+                if self.in_time(self.remove_row_locks()).await? == 0 {
+                    return Ok(());
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn has_many_row_locks(&self) -> Result<bool, Fault> {
+        let mut in_use = self.connections.take(&self.database).await?;
+        let (database, conn) = (&self.database, in_use.conn());
+        let look = async {
+            database.begin_read(conn).await?;
+            let has_many = database.has_more_row_locks(conn, ROW_LOCKS_KEPT).await?;
+            database.end_read(conn).await?;
+            Ok(has_many)
+        };
+        let has_many = look.await.map_err(|error| self.fault(error))?;
+        in_use.give_back();
+        Ok(has_many)
+    }
+
+    async fn remove_row_locks(&self) -> Result<usize, Fault> {
+        let mut in_use = self.connections.take(&self.database).await?;
+        let (database, conn) = (&self.database, in_use.conn());
+        let step = async {
+            database.begin(conn).await?;
+            let removed = database.remove_row_locks(conn, ROW_LOCKS).await?;
+            database.commit_soon(conn).await?;
+            Ok(removed)
+        };
+        let removed = step.await.map_err(|error| self.fault(error))?;
+        in_use.give_back();
         Ok(removed)
     }
 

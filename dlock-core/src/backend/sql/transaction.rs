@@ -2,6 +2,8 @@
 //! an empty [`LockTable`], let it decide, write what has changed, commit.
 //!
 //! Invariants:
+//! - *Rows of somebody else*: a transaction that has locked a row waits for no other one that
+//!   is not of dlock: see `stuck.rs`.
 //! - *Order*: every transaction locks its rows in the order of their ids, so two of them
 //!   do not wait for each other. (Rows that are made at the same time can still collide;
 //!   then one of the two is rolled back and tried again.)
@@ -11,7 +13,7 @@
 //!   was seen; the sweep raises the floor when it removes a row.
 //! - *Messages*: other clients hear of a change with its commit, this one after it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -24,6 +26,7 @@ use super::database::{Conn, Database, LockRow, Messages, OnLocked, RowWrite, Row
 use super::errors::{Cause, Fault};
 use super::names::{LockId, Names};
 use super::polling::Tracker;
+use super::stuck::Stuck;
 use super::{messages, sweep};
 use crate::backend::Listener;
 use crate::backend::memory::lock_table::row::UnloadedLock;
@@ -51,6 +54,18 @@ pub(super) struct Decision<T> {
     pub(super) relied_upon: bool,
 }
 
+/// The code that decides about the locks of a transaction: with the ids of the rows that were
+/// left out, since somebody else has locked them.
+pub(super) trait Decide<T>:
+    Fn(&mut LockTable, Moment, &BTreeSet<String>, &mut Vec<SentNotice>) -> Decision<T> + Sync
+{
+}
+
+impl<T, F> Decide<T> for F where
+    F: Fn(&mut LockTable, Moment, &BTreeSet<String>, &mut Vec<SentNotice>) -> Decision<T> + Sync
+{
+}
+
 /// What the calls of one client share.
 pub struct Store<D: Database> {
     pub(super) database: D,
@@ -62,6 +77,7 @@ pub struct Store<D: Database> {
     pub(super) listener: OnceLock<Weak<dyn Listener>>,
     pub(super) tracker: Tracker,
     pub(super) sweeper: sweep::Schedule,
+    pub(super) stuck: Stuck,
     pub(super) call_timeout: Duration,
     /// The holder of a claim with the number of the rows.
     holder: PerHolder<Arc<Holder>>,
@@ -78,6 +94,7 @@ impl<D: Database> Store<D> {
             listener: OnceLock::new(),
             tracker: Tracker::default(),
             sweeper: sweep::Schedule::default(),
+            stuck: Stuck::default(),
             call_timeout,
             holder: PerHolder::new(),
         }
@@ -95,7 +112,7 @@ impl<D: Database> Store<D> {
         &self,
         locks: &[LockId],
         on_locked: OnLocked,
-        decide: impl Fn(&mut LockTable, Moment, &mut Vec<SentNotice>) -> Decision<T> + Sync,
+        decide: impl Decide<T>,
     ) -> Result<T, Fault> {
         let mut retry = Retry::new(self.call_timeout);
         loop {
@@ -115,7 +132,7 @@ impl<D: Database> Store<D> {
         &self,
         locks: &[LockId],
         on_locked: OnLocked,
-        decide: &(impl Fn(&mut LockTable, Moment, &mut Vec<SentNotice>) -> Decision<T> + Sync),
+        decide: &impl Decide<T>,
     ) -> Result<(T, Vec<SentNotice>), Fault> {
         let mut in_use = self.connections.take(&self.database).await?;
         let conn = in_use.conn();
@@ -172,14 +189,21 @@ impl<D: Database> Store<D> {
         conn: &mut Conn<D>,
         locks: &[LockId],
         on_locked: OnLocked,
-        decide: &(impl Fn(&mut LockTable, Moment, &mut Vec<SentNotice>) -> Decision<T> + Sync),
+        decide: &impl Decide<T>,
     ) -> Result<(Decision<T>, Vec<SentNotice>), Fault> {
         let ids: Vec<String> = locks.iter().map(|lock| lock.id.clone()).collect();
         let rows = self.database.rows(conn, &ids, Some(on_locked)).await;
         let Rows { rows, time } = rows.map_err(|error| self.fault(error))?;
+        let mut skipped = BTreeSet::new();
         let (time, floor) = match time {
             Some(time) if rows.len() == locks.len() => (time, 0),
             _ => {
+                if on_locked == OnLocked::Skip && D::LOCKS_ROWS {
+                    let mut missing = ids;
+                    missing.retain(|id| rows.iter().all(|row| row.id != *id));
+                    let present = self.database.present(conn, &missing).await;
+                    skipped = present.map_err(|error| self.fault(error))?;
+                }
                 let meta = self.database.meta(conn).await.map_err(|error| self.fault(error))?;
                 (meta.time, meta.floor)
             }
@@ -194,9 +218,9 @@ impl<D: Database> Store<D> {
             }
         }
         let mut sent = Vec::new();
-        let decision = decide(&mut table, time.now(), &mut sent);
+        let decision = decide(&mut table, time.now(), &skipped, &mut sent);
         let mut writes = Vec::new();
-        for lock in locks {
+        for lock in locks.iter().filter(|lock| !skipped.contains(&lock.id)) {
             let unloaded = table.unload(&lock.key, lock.permits);
             let row = rows.get(lock.id.as_str()).copied();
             writes.extend(row_write(lock, unloaded, row, time, floor));
