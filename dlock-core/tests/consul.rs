@@ -189,6 +189,47 @@ async fn tokens_are_asked_for() {
     drop(dlock.mutex("c").lock().await.expect("the lock"));
 }
 
+/// The token in the file is replaced, and the old one is removed: a held lock stays held, and
+/// others are taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rotated_token_is_read_again() {
+    const ROOT: &str = "6c1f8a44-9d11-4b5e-8b6a-0f2f3f0e8f11";
+    let Some(server) = ConsulServer::with_token(ROOT) else { return };
+    let rules = r#"session_prefix "" { policy = "write" } key_prefix "" { policy = "write" }"#;
+    let rules = format!("-rules={rules}");
+    server.run(&["acl", "policy", "create", "-name=locks", &rules]).expect("a policy");
+    let token = || {
+        let words = ["acl", "token", "create", "-format=json", "-policy-name=locks"];
+        let made = server.run(&words).expect("a token");
+        let made: serde_json::Value = serde_json::from_str(&made).expect("JSON");
+        ["SecretID", "AccessorID"].map(|name| made[name].as_str().expect("an id").to_owned())
+    };
+    let (old, new) = (token(), token());
+    let file = server.path("token");
+    std::fs::write(&file, &old[0]).expect("a file");
+    let url = format!("{}&ttl=6s&password_file={file}", server.url());
+    let dlock = Dlock::builder().url(&url).wait(Duration::from_secs(5)).connect_lazy();
+    let dlock = dlock.expect("a client");
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    let lock = dlock.mutex("a").wait(Duration::from_secs(30));
+    std::fs::write(&file, &new[0]).expect("a file");
+    server.run(&["acl", "token", "delete", "-accessor-id", &old[1]]).expect("removed");
+    drop(dlock.mutex("b").lock().await.expect("the lock, with the new token"));
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert_eq!(guard.state(), dlock::State::Held);
+    // The queries that wait have the new token too.
+    let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+    eventually("it waits", async || dlock.local_state().waiting.len() == 1).await;
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    waiting.await.expect("the task").expect("the lock");
+    let error = {
+        std::fs::write(&file, "00000000-0000-0000-0000-00000000dead").expect("a file");
+        server.run(&["acl", "token", "delete", "-accessor-id", &new[1]]).expect("removed");
+        dlock.mutex("c").lock().await.expect_err("no token is right")
+    };
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+}
+
 /// TLS needs the authority of the server, and the server the certificate of the client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_is_asked_for() {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock::{Dlock, LossReason, ReleaseOutcome};
+use dlock::{Dlock, LossReason, ReleaseOutcome, State};
 use dlock_testkit::conformance::eventually;
 use dlock_testkit::etcd::{EtcdCluster, EtcdServer};
 use dlock_testkit::proxy::{Proxy, Way};
@@ -61,6 +61,27 @@ async fn connected_to(cluster: &EtcdCluster, member: usize) -> (Dlock, Vec<Proxy
     others().for_each(Proxy::heal);
     assert!(ways[member].open() > 0, "it is connected to the member");
     (dlock, ways)
+}
+
+/// The lease of a key that stays taken for a second ends before the key is attached to it: it
+/// gets another one, and the session of the client goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_of_a_taken_key_that_ends_early_ends_no_session() {
+    let Some(server) = EtcdServer::start() else { return };
+    let ways = [Proxy::opaque(server.port())];
+    let dlock = patient(&ways);
+    let other = dlock.mutex("other").lock().await.expect("the lock");
+    let taken = dlock.mutex("taken").lock().await.expect("the lock");
+    ways[0].delay(Way::ToServer, Duration::from_millis(1_800));
+    let leases = server.leases().len();
+    let releasing = tokio::spawn(taken.release_after(Duration::from_secs(1)));
+    eventually("the lease is granted", async || server.leases().len() > leases).await;
+    ways[0].heal(); // what is on its way stays slow
+    eventually("the lease is over", async || server.leases().len() == leases).await;
+    eventually("free", async || is_free(&dlock, "taken").await).await;
+    assert_ne!(other.state(), State::Lost);
+    assert_eq!(other.release().await.expect("an answer"), ReleaseOutcome::Released);
+    drop(releasing.await);
 }
 
 /// The leader stops, and its connections stay open. Whichever member a client is connected

@@ -98,6 +98,42 @@ async fn users_are_asked_for() {
     }
 }
 
+/// The password in the file is replaced: the next connection logs in with it, and a held lock
+/// stays held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_password_is_read_again() {
+    let Some(server) = EtcdServer::start() else { return };
+    for name in ["root", "dlock"] {
+        server.ask("/v3/auth/user/add", &json!({ "name": name, "password": "first" }));
+        server.ask("/v3/auth/role/add", &json!({ "name": name }));
+        server.ask("/v3/auth/user/grant", &json!({ "user": name, "role": name }));
+    }
+    let rights = json!({ "permType": "READWRITE", "key": "c2hvcC8=", "range_end": "c2hvcDA=" });
+    server.ask("/v3/auth/role/grant", &json!({ "name": "dlock", "perm": rights }));
+    server.ask("/v3/auth/enable", &json!({}));
+    let file = std::env::temp_dir().join(format!("dlock-password-{}", server.port()));
+    std::fs::write(&file, "first\n").expect("a file");
+    let url = format!("etcd://dlock@127.0.0.1:{}/shop?ttl=5s", server.port());
+    let builder = Dlock::builder().url(&url).password_file(&file).wait(Duration::from_secs(20));
+    let dlock = builder.connect_lazy().expect("a client");
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    std::fs::write(&file, "second").expect("a file");
+    let login = json!({ "name": "root", "password": "first" });
+    let token = server.ask("/v3/auth/authenticate", &login)["token"].clone();
+    let token = token.as_str().expect("a token");
+    let change = json!({ "name": "dlock", "password": "second" });
+    let answer = server.ask_as(token, "/v3/auth/user/changepw", &change);
+    assert!(answer["header"].is_object(), "{answer}");
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(7) {
+        assert_ne!(guard.state(), State::Lost, "after {:?}", began.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    drop(dlock.mutex("b").lock().await.expect("the lock, with the new password"));
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+    let _ = std::fs::remove_file(&file);
+}
+
 /// Clients that know three members go on when one is removed, whichever they used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_is_removed() {

@@ -4,7 +4,7 @@
 mod certificates;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use self::certificates::Certificates;
@@ -162,6 +162,41 @@ async fn calls_in_flight_are_combined() {
     server.cli(&["DEL", "dlock:2:{default:key-7}:q", "dlock:2:{default:key-9}:l"]);
     drop(client);
     server.assert_nothing_left().await;
+}
+
+/// A provider that blocks its thread does not block the one that renews locks: here for a new
+/// connection that is to listen, while the one for commands works on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_that_blocks_loses_no_lock() {
+    let Some(server) = RedisServer::with(&["--requirepass", "first"]) else { return };
+    let proxy = Proxy::start(server.port()).await;
+    let (is_slow, blocked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let builder = Dlock::builder().url(&proxy.url()).ttl(Duration::from_secs(1));
+    let builder = builder.redis_credentials({
+        let (is_slow, blocked) = (is_slow.clone(), blocked.clone());
+        move || {
+            let (is_slow, blocked) = (is_slow.clone(), blocked.clone());
+            async move {
+                if is_slow.load(Ordering::Relaxed) {
+                    blocked.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_secs(4));
+                }
+                Ok::<_, std::io::Error>(Credentials { user: None, password: "first".into() })
+            }
+        }
+    });
+    let dlock = builder.connect().await.expect("a client");
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    eventually("it listens", async || proxy.subscribers() == 1).await;
+    is_slow.store(true, Ordering::Relaxed);
+    proxy.freeze_subscribers();
+    proxy.heal(); // which cuts them
+    eventually("it is asked again", async || blocked.load(Ordering::Relaxed) > 0).await;
+    for _ in 0..60 {
+        assert_ne!(guard.state(), State::Lost);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -85,6 +85,34 @@ async fn the_permits_of_a_lost_guard_are_given_back() {
     drop(all.expect("the others were given back, and the session of their client lives"));
 }
 
+/// A client that holds many locks far away reconnects: it renews all of them in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_locks_are_renewed_together_after_a_reconnect() {
+    const LOCKS: usize = 3_000;
+    let Some(server) = ZooKeeperServer::start() else { return };
+    let proxy = Proxy::opaque(server.port());
+    let url = format!("zookeeper://127.0.0.1:{}", proxy.port());
+    let builder = Dlock::builder().url(&url).namespace("test").ttl(Duration::from_secs(4));
+    let dlock = builder.wait(Duration::from_secs(60)).connect_lazy().expect("a client");
+    let locking: Vec<_> = (0..LOCKS)
+        .map(|n| {
+            let lock = dlock.mutex(format!("k{n}"));
+            tokio::spawn(async move { lock.lock().await })
+        })
+        .collect();
+    let mut guards = Vec::new();
+    for locking in locking {
+        guards.push(locking.await.expect("the task").expect("the lock"));
+    }
+    proxy.delay(Way::ToServer, Duration::from_millis(5));
+    proxy.delay(Way::ToClient, Duration::from_millis(5));
+    proxy.cut();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let lost = guards.iter().filter(|guard| guard.state() == State::Lost).count();
+    assert_eq!(lost, 0, "of {LOCKS}");
+    dlock.shutdown(Duration::ZERO).await;
+}
+
 /// A server, a proxy in front of it, and a client on each side, with readers.
 fn with_readers() -> Option<(ZooKeeperServer, Proxy, Dlock, Dlock)> {
     let server = ZooKeeperServer::start()?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dlock::{Dlock, ErrorKind, ReleaseOutcome};
+use dlock_testkit::session_servers::SessionServer as _;
 use dlock_testkit::zookeeper::ZooKeeperServer;
 
 fn client(server: &ZooKeeperServer, user: &str) -> Dlock {
@@ -32,6 +33,26 @@ async fn the_nodes_of_a_user_are_for_this_user_alone() {
         assert!(!told.contains("open-sesame") && !told.contains("wrong-word"), "{told}");
     }
     assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
+}
+
+/// The password file is read for each session. Another password is another identity, to
+/// which the nodes of before do not belong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_session_has_the_password_of_the_file() {
+    let Some(server) = ZooKeeperServer::start() else { return };
+    let file = std::env::temp_dir().join(format!("dlock-password-{}", server.port()));
+    std::fs::write(&file, "first\n").expect("a file");
+    let url = format!("zookeeper://me@127.0.0.1:{}/shop?ttl=4s", server.port());
+    let builder = Dlock::builder().url(&url).password_file(&file).wait(Duration::from_secs(20));
+    let dlock = builder.connect_lazy().expect("a client");
+    let guard = dlock.mutex("a").lock().await.expect("the lock");
+    std::fs::write(&file, "second").expect("a file");
+    drop(client(&server, "me:first@").mutex("b").lock().await.expect("the same identity"));
+    tokio::task::block_in_place(|| server.end_sessions());
+    guard.lost().await;
+    let error = dlock.mutex("a").lock().await.expect_err("another identity");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    let _ = std::fs::remove_file(&file);
 }
 
 /// There is no TLS to ZooKeeper, and that is said rather than left out.

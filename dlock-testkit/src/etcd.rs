@@ -98,11 +98,20 @@ impl EtcdServer {
 
     /// The answer of the server's JSON interface; nothing if there is none.
     pub fn ask(&self, path: &str, body: &serde_json::Value) -> serde_json::Value {
+        self.ask_as("", path, body)
+    }
+
+    /// The same for a user that has logged in and got this token.
+    pub fn ask_as(&self, token: &str, path: &str, body: &serde_json::Value) -> serde_json::Value {
         let asked = || -> std::io::Result<serde_json::Value> {
             let mut stream = TcpStream::connect(("127.0.0.1", self.0.port))?;
             stream.set_read_timeout(Some(Duration::from_secs(5)))?;
             let body = body.to_string();
-            write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len())?;
+            let length = body.len();
+            write!(
+                stream,
+                "POST {path} HTTP/1.0\r\nAuthorization: {token}\r\nContent-Length: {length}\r\n\r\n{body}"
+            )?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer)?;
             let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);

@@ -210,7 +210,9 @@ impl DlockBuilder {
     }
 
     /// Calls `provider` for user and password before each connection to Redis, for
-    /// passwords and tokens that change.
+    /// passwords and tokens that change. It may block, as here: it runs on a thread of its own,
+    /// and not on the one that renews locks. If it takes longer than a connection may take, it is
+    /// called again for the next attempt.
     ///
     /// ```
     /// use dlock::Dlock;

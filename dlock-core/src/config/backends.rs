@@ -5,6 +5,8 @@ use std::sync::Arc;
 use ::url::Url;
 
 use super::url::parse_url;
+#[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
+use super::values::Secret;
 use super::values::read_password;
 use super::{ConsulConfig, SentinelConfig, Settings};
 use crate::backend::Backend;
@@ -85,27 +87,29 @@ impl Settings {
         TlsFiles { ca: tls_ca.or(ca), cert: tls_cert.or(cert), key: tls_key.or(key) }
     }
 
+    /// The password or token of the URL, or that of `password_file`, which is read once here:
+    /// what cannot be used is told at once.
+    #[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
+    pub(crate) fn secret(&self, url: &Url) -> Result<Option<Secret>> {
+        match &self.password_file {
+            Some(file) => {
+                read_password(file)?;
+                Ok(Some(Secret::File(file.clone())))
+            }
+            None => Ok(url.password().map(decoded).transpose()?.map(Secret::Written)),
+        }
+    }
+
     /// User and password of the URL, or with the password of `password_file`.
     #[cfg(any(feature = "etcd", feature = "zookeeper"))]
-    pub(crate) fn credentials(&self, url: &Url) -> Result<Option<(String, String)>> {
-        let file = self.password_file.as_deref().map(read_password).transpose()?;
-        let written = url.password().map(decoded).transpose()?;
-        match (url.username(), file.or(written)) {
+    pub(crate) fn credentials(&self, url: &Url) -> Result<Option<(String, Secret)>> {
+        match (url.username(), self.secret(url)?) {
             ("", None) => Ok(None),
             ("", Some(_)) | (_, None) => Err(Error::config(format!(
                 "{}:// needs a user and a password, or neither of them",
                 url.scheme()
             ))),
             (user, Some(password)) => Ok(Some((decoded(user)?, password))),
-        }
-    }
-
-    /// The token of a URL that has one as its password, or that of `password_file`.
-    #[cfg(feature = "consul")]
-    pub(crate) fn token(&self, url: &Url) -> Result<Option<String>> {
-        match &self.password_file {
-            Some(file) => read_password(file).map(Some),
-            None => url.password().map(decoded).transpose(),
         }
     }
 

@@ -18,6 +18,40 @@ pub(crate) fn read_password(path: &Path) -> Result<String> {
     Ok(password.trim_end_matches(['\r', '\n']).to_owned())
 }
 
+/// A password or a token.
+#[cfg(any(feature = "redis", feature = "consul", feature = "etcd", feature = "zookeeper"))]
+#[derive(Clone)]
+pub(crate) enum Secret {
+    /// It was written into the URL.
+    #[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
+    Written(String),
+    /// It is in a file, and may be another one the next time.
+    File(std::path::PathBuf),
+}
+
+#[cfg(any(feature = "redis", feature = "consul", feature = "etcd", feature = "zookeeper"))]
+impl Secret {
+    /// The one to use now. A file is read on another thread: a slow disk must not hold up the
+    /// thread that renews leases.
+    pub(crate) async fn read(&self) -> Result<String> {
+        let path = match self {
+            #[cfg(any(feature = "consul", feature = "etcd", feature = "zookeeper"))]
+            Secret::Written(secret) => return Ok(secret.clone()),
+            Secret::File(path) => path.clone(),
+        };
+        let read = tokio::task::spawn_blocking(move || read_password(&path)).await;
+        let unreadable = || {
+            Error::new(crate::ErrorKind::Unavailable, crate::Operation::Connect)
+                .with_message("`password_file` could not be read; it is read again at the next connection (check the path and its permissions)")
+        };
+        match read {
+            Ok(Ok(secret)) => Ok(secret),
+            Ok(Err(error)) => Err(unreadable().with_source(error)),
+            Err(error) => Err(unreadable().with_source(error)),
+        }
+    }
+}
+
 pub(super) fn duration(name: &str, value: &str) -> Result<Duration> {
     humantime::parse_duration(value)
         .or_else(|error| if value == "0" { Ok(Duration::ZERO) } else { Err(error) })

@@ -23,6 +23,7 @@ use tokio_rustls::TlsConnector;
 
 use super::errors::Failure;
 use crate::config::Settings;
+use crate::config::values::{Secret, read_password};
 use crate::error::{Error, Result};
 
 /// How many connections without a request are kept.
@@ -37,10 +38,48 @@ pub(super) struct Http {
     host: String,
     port: u16,
     tls: Option<(TlsConnector, ServerName<'static>)>,
-    token: Option<HeaderValue>,
+    token: Option<Token>,
     idle: Mutex<Vec<Connection>>,
     /// All connections are given up.
     given_up: Notify,
+}
+
+/// Who a client says it is.
+struct Token {
+    source: Secret,
+    current: Mutex<HeaderValue>,
+}
+
+impl Token {
+    fn new(source: Secret) -> Result<Self> {
+        let token = match &source {
+            Secret::Written(token) => token.clone(),
+            Secret::File(path) => read_password(path)?,
+        };
+        Ok(Token { source, current: Mutex::new(header(&token)?) })
+    }
+
+    /// The token after that one was refused; `None` if there is no other.
+    async fn after(&self, refused: &HeaderValue) -> Option<HeaderValue> {
+        let read = self.source.read().await.and_then(|token| header(&token));
+        let token = match read {
+            Ok(token) => token,
+            Err(error) => {
+                tracing::warn!(why = %error, "Consul refused the token, and there is no other");
+                return None;
+            }
+        };
+        *self.current.lock() = token.clone();
+        (token != *refused).then_some(token)
+    }
+}
+
+fn header(token: &str) -> Result<HeaderValue> {
+    let mut value = HeaderValue::from_str(token).map_err(|_| {
+        Error::config("the token (the password of the URL, or `password_file`) is not valid")
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 /// A call without an answer.
@@ -85,13 +124,8 @@ impl Http {
     }
 
     /// Sends this token with every request.
-    pub(super) fn with_token(mut self, token: &str) -> Result<Self> {
-        let value = HeaderValue::from_str(token);
-        let mut value = value.map_err(|_| {
-            Error::config("the token (the password of the URL, or `password_file`) is not valid")
-        })?;
-        value.set_sensitive(true);
-        self.token = Some(value);
+    pub(super) fn with_token(mut self, token: Secret) -> Result<Self> {
+        self.token = Some(Token::new(token)?);
         Ok(self)
     }
 
@@ -124,9 +158,29 @@ impl Http {
         }
     }
 
+    /// Sends a request; once more if the token was refused, and another one is in its file by
+    /// now: a request that is refused does nothing.
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response, Failure> {
-        let request = self.request(method, path, body)?;
-        let mut request = Some(request);
+        let body = Bytes::from(body);
+        let token = self.token.as_ref().map(|token| token.current.lock().clone());
+        let response = self.send_as(token.as_ref(), &method, path, body.clone()).await?;
+        if response.status == StatusCode::FORBIDDEN
+            && let (Some(refused), Some(tokens)) = (&token, &self.token)
+            && let Some(token) = tokens.after(refused).await
+        {
+            return self.send_as(Some(&token), &method, path, body).await;
+        }
+        Ok(response)
+    }
+
+    async fn send_as(
+        &self,
+        token: Option<&HeaderValue>,
+        method: &Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Response, Failure> {
+        let mut request = Some(self.request(token, method, path, body)?);
         // A kept connection may have been closed by the agent in the meantime: then the
         // request was not sent, and another connection is used.
         loop {
@@ -168,18 +222,19 @@ impl Http {
 
     fn request(
         &self,
-        method: Method,
+        token: Option<&HeaderValue>,
+        method: &Method,
         path: &str,
-        body: Vec<u8>,
+        body: Bytes,
     ) -> Result<Request<Full<Bytes>>, Failure> {
         let mut request = Request::builder().method(method).uri(path).header(HOST, self.address());
-        if let Some(token) = &self.token {
+        if let Some(token) = token {
             request = request.header("x-consul-token", token);
         }
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
-        request.body(Full::new(Bytes::from(body))).map_err(Failure::not_sent)
+        request.body(Full::new(body)).map_err(Failure::not_sent)
     }
 
     async fn connect(&self) -> Result<Connection, Failure> {

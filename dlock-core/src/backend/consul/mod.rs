@@ -122,8 +122,8 @@ impl Consul {
         }
         let port = url.port().unwrap_or(if tls { TLS_PORT } else { PORT });
         let mut http = Http::new(host, port, tls, config)?;
-        if let Some(token) = config.token(url)? {
-            http = http.with_token(&token)?;
+        if let Some(token) = config.secret(url)? {
+            http = http.with_token(token)?;
         }
         let options = &config.consul;
         let min = options.session_ttl_min.unwrap_or(SESSION_TTL_MIN);

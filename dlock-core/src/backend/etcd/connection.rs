@@ -19,8 +19,9 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::errors::CallError;
+use super::errors::{CallError, is_login_over};
 use crate::clock::Moment;
+use crate::config::values::Secret;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How long a member may take to accept a connection.
@@ -44,6 +45,8 @@ pub(super) struct Address {
     pub(super) members: Vec<(String, u16)>,
     pub(super) is_tls: bool,
     pub(super) options: ConnectOptions,
+    /// User and password; these are asked for with each connection.
+    pub(super) credentials: Option<(String, Secret)>,
     /// The key that is read to see whether a member serves.
     pub(super) probe: String,
     /// A call that is not answered for so long is given up, and its connection with it.
@@ -51,6 +54,11 @@ pub(super) struct Address {
 }
 
 impl Address {
+    /// Whether the password is in a file, which may have another one each time.
+    fn reads_password(&self) -> bool {
+        matches!(self.credentials, Some((_, Secret::File(_))))
+    }
+
     /// The URL of a member, for the driver crate.
     fn url(&self, (host, port): &(String, u16)) -> String {
         let scheme = if self.is_tls { "https" } else { "http" };
@@ -65,6 +73,8 @@ impl Address {
 pub(super) struct Connection {
     client: Client,
     kv: KvClient,
+    /// Whether another password may be in the file by now.
+    may_log_in_anew: bool,
     silence: Duration,
     /// When a call was answered last.
     answered: Mutex<Moment>,
@@ -122,10 +132,22 @@ impl Connection {
             () = self.ended() => Err(CallError::Lost(None)),
             () = tokio::time::sleep(self.silence) => Err(CallError::Lost(None)),
         };
-        if let Err(CallError::Lost(_) | CallError::NoLeader(_)) = &answer {
-            self.give_up();
+        match answer {
+            // The next connection logs in with the password that is in the file by then.
+            Err(CallError::Refused(error)) if self.may_log_in_anew && is_login_over(&error) => {
+                self.give_up();
+                Err(CallError::NotSent(
+                    Error::new(ErrorKind::Unavailable, Operation::Connect)
+                        .with_message("etcd asks for the password again; it is read from `password_file` for the next connection")
+                        .with_source(error),
+                ))
+            }
+            Err(CallError::Lost(_) | CallError::NoLeader(_)) => {
+                self.give_up();
+                answer
+            }
+            answer => answer,
         }
-        answer
     }
 }
 
@@ -181,6 +203,7 @@ impl Connections {
                 let connection = Arc::new(Connection {
                     kv: client.kv_client(),
                     client,
+                    may_log_in_anew: self.address.reads_password(),
                     silence: self.address.silence,
                     answered: Mutex::new(Moment::now()),
                     given_up: watch::Sender::new(false),
@@ -263,8 +286,11 @@ impl Connections {
             Ok(Err(error)) => return Err(unreachable(member).with_source(error)),
             Err(_) => return Err(unreachable(member)),
         }
-        let options = Some(self.address.options.clone());
-        let connecting = Client::connect([self.address.url(member)], options);
+        let mut options = self.address.options.clone();
+        if let Some((user, password)) = &self.address.credentials {
+            options = options.with_user(user, password.read().await?);
+        }
+        let connecting = Client::connect([self.address.url(member)], Some(options));
         match tokio::time::timeout(LOGIN, connecting).await {
             Ok(Ok(client)) => Ok(client),
             Ok(Err(error)) => Err(CallError::of(error).read(Operation::Connect)),

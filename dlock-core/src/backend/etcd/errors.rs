@@ -48,6 +48,12 @@ fn is_refused_user(error: &EtcdError) -> bool {
     ["authentication failed", "user name is empty"].iter().any(|it| status.message().contains(it))
 }
 
+/// Whether etcd does not know the login of a connection any more, or refused the password by
+/// which the driver crate made another one.
+pub(super) fn is_login_over(error: &EtcdError) -> bool {
+    code(error) == Some(16) || is_refused_user(error)
+}
+
 /// Whether a member refused a call for want of a leader. It does so before a write is
 /// proposed; a leader that changes fails reads only.
 fn is_without_leader(error: &EtcdError) -> bool {

@@ -87,16 +87,14 @@ impl Etcd {
         let is_tls = url.scheme() == "etcds";
         let mut options =
             ConnectOptions::new().with_require_leader(true).with_auto_token_refresh(true);
-        if let Some((user, password)) = settings.credentials(url)? {
-            options = options.with_user(user, password);
-        }
+        let credentials = settings.credentials(url)?;
         match is_tls {
             true => options = options.with_tls(tls(settings)?),
             false => settings.refuse_tls_files("write etcds:// instead of etcd://")?,
         }
         let root = Root::new(url.path(), &settings.namespace);
         let (probe, silence) = (root.nothing(), session::silence(settings.ttl));
-        let address = Address { members, is_tls, options, probe, silence };
+        let address = Address { members, is_tls, options, credentials, probe, silence };
         let connections = Connections::new(address);
         let sessions = Sessions::new(connections, root.clone(), settings.ttl);
         Ok(Etcd(Arc::new(Inner { sessions, root })))

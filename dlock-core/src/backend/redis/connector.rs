@@ -25,7 +25,7 @@ use super::sentinel::Sentinels;
 use super::server_check::ServerKind;
 use super::socket::Socket;
 use crate::config::Settings;
-use crate::config::values::read_password;
+use crate::config::values::Secret;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How many requests may be on their way to the socket before callers wait.
@@ -127,14 +127,10 @@ impl Endpoint {
 
     async fn client_at(&self, address: &Address) -> Result<Client> {
         if let Some(provider) = &self.provider {
-            return self.open(address, Some(provider().await?));
+            return self.open(address, Some(ask(provider.clone()).await?));
         }
         let Some(path) = &self.password_file else { return self.open(address, None) };
-        let password = read_password(path).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, Operation::Connect)
-                .with_message("`password_file` could not be read; it is read again at the next connection (check the path and its permissions)")
-                .with_source(error)
-        })?;
+        let password = Secret::File(path.clone()).read().await?;
         self.open(address, Some(Credentials { user: None, password }))
     }
 
@@ -158,6 +154,18 @@ impl Endpoint {
             ))
         })
     }
+}
+
+/// Asks for credentials on another thread: a provider that blocks must not hold up the thread
+/// that renews leases.
+async fn ask(provider: Provider) -> Result<Credentials> {
+    let runtime = tokio::runtime::Handle::current();
+    let asking = tokio::task::spawn_blocking(move || runtime.block_on(provider()));
+    asking.await.unwrap_or_else(|error| {
+        Err(Error::new(ErrorKind::Unavailable, Operation::Connect)
+            .with_message("the provider of Redis credentials panicked")
+            .with_source(error))
+    })
 }
 
 /// Where connections come from.

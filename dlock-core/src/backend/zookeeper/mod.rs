@@ -80,11 +80,7 @@ impl ZooKeeper {
         };
         let servers: Vec<String> = hosts.iter().map(server).collect();
         let credentials = settings.credentials(url)?;
-        let address = Address {
-            servers: servers.join(","),
-            ttl: settings.ttl,
-            credentials: credentials.map(|(user, password)| format!("{user}:{password}")),
-        };
+        let address = Address { servers: servers.join(","), ttl: settings.ttl, credentials };
         let is_private = address.credentials.is_some();
         Ok(ZooKeeper {
             root: Root::new(url.path(), &settings.namespace)?,

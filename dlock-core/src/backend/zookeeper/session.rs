@@ -27,6 +27,7 @@ use super::errors;
 use crate::backend::current_session::CurrentSession;
 use crate::backend::{Listener, SessionTerm};
 use crate::clock::Moment;
+use crate::config::values::Secret;
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// A server that is silent for so long is left for another one.
@@ -47,8 +48,8 @@ pub(super) struct Address {
     pub(super) servers: String,
     /// The time-out to ask for.
     pub(super) ttl: Duration,
-    /// `user:password`, for the scheme `digest`.
-    pub(super) credentials: Option<String>,
+    /// User and password, for the scheme `digest`.
+    pub(super) credentials: Option<(String, Secret)>,
 }
 
 /// A session, seen by one client.
@@ -66,13 +67,14 @@ pub(super) struct Session {
 
 impl Session {
     async fn open(address: Address, listener: Weak<dyn Listener>) -> Result<Arc<Self>> {
-        let sent = Moment::now();
         let silence = (address.ttl / SILENCE).min(MAX_SILENCE);
         let mut connector =
             Client::connector().with_session_timeout(address.ttl).with_connection_timeout(silence);
-        if let Some(credentials) = &address.credentials {
+        if let Some((user, password)) = &address.credentials {
+            let credentials = format!("{user}:{}", password.read().await?);
             connector = connector.with_auth("digest", credentials.as_bytes());
         }
+        let sent = Moment::now();
         let connected = connector.connect(&address.servers).await;
         let client = connected.map_err(|error| errors::read(Operation::Connect, error))?;
         let timeout = client.session_timeout();
