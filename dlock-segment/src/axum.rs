@@ -84,6 +84,7 @@ macro_rules! respond {
         /// | `NotEnough`: fewer are left than were asked for | 409 |
         /// | `Refunded`: sold before, and given back since | 409 |
         /// | `Refused`: this id is refused for good | 409 |
+        /// | `TooOld`: placed too long ago | 409 |
         /// | `NotStarted` | 409 with `Retry-After` |
         /// | `LimitReached` | 429 |
         /// | `Paused` | 503 with `Retry-After: 1` |
@@ -98,6 +99,7 @@ macro_rules! respond {
                     }
                     $outcome::Refunded(_) => text(StatusCode::CONFLICT, "refunded since"),
                     $outcome::Refused => text(StatusCode::CONFLICT, "refused"),
+                    $outcome::TooOld => text(StatusCode::CONFLICT, "placed too long ago"),
                     $outcome::LimitReached => {
                         text(StatusCode::TOO_MANY_REQUESTS, "limit per buyer reached")
                     }
@@ -207,6 +209,7 @@ mod tests {
         assert_eq!(status(short), (409, None), "it is not sold out");
         assert_eq!(status(Deduction::LimitReached), (429, None));
         assert_eq!(status(Deduction::Refused), (409, None));
+        assert_eq!(status(Deduction::TooOld), (409, None));
         assert_eq!(status(Deduction::Ended), (410, None));
         assert_eq!(status(Deduction::Paused), (503, Some("1".into())));
     }

@@ -204,6 +204,7 @@ fn word(answer: &Answer) -> &'static str {
         Answer::TooMuch { .. } => "too_much",
         Answer::Moved { .. } => "moved",
         Answer::NotSold => "not_sold",
+        Answer::TooOld => "too_old",
         Answer::Full => "full",
         Answer::Overflow => "overflow",
         Answer::Again => "again",

@@ -84,6 +84,10 @@ pub(super) fn unexpected(answer: &Answer) -> Error {
             "the inventory does not count the units of this receipt as sold, so nothing was given back; check that the store lost no data"
                 .into(),
         ),
+        Answer::TooOld => Error::Conflict(
+            "the request was placed so long ago that its record may be forgotten, so nothing was changed; look into your own records, and use a new operation id if it was never applied"
+                .into(),
+        ),
         Answer::Overflow => Error::Invalid("the inventory would have 2^53 units or more; restock less".into()),
         Answer::Unreadable => Error::Conflict(
             "the record of this operation cannot be read, so nothing was changed; it may have been written by a newer version; audit() lists such records"

@@ -58,7 +58,7 @@ impl DeductRequest<'_> {
         let inventory = self.units.inventory;
         refuse_after_shutdown(&inventory.dlock)?;
         let store = inventory.sql()?;
-        let request = Request::Deduct { quantity, operation, buyer };
+        let request = self.units.placed(Request::Deduct { quantity, operation, buyer })?;
         let id = &inventory.shared.inventory;
         let answered = store.apply_in(&mut tx.session(), id, &request).await;
         inventory.deduction(self.units.operation, answered)

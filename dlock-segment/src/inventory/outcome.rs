@@ -152,6 +152,10 @@ macro_rules! outcomes {
             Ended,
             /// The inventory is paused.
             Paused,
+            /// The request was [placed](crate::DeductRequest::placed_at) so long ago that its
+            /// record may be forgotten, and there is none. Nothing was taken now. Whether it
+            /// was before, only your own records say.
+            TooOld,
             /// This operation id is refused for good: it was resolved as not applied,
             /// cancelled before the request came, or refused after a lost answer.
             Refused,
@@ -182,6 +186,7 @@ macro_rules! outcomes {
                     }
                     Answer::Ended => $name::Ended,
                     Answer::Paused => $name::Paused,
+                    Answer::TooOld => $name::TooOld,
                     ref other => return Err(unexpected(other)),
                 })
             }
@@ -349,6 +354,9 @@ pub enum WriteOff {
         /// The number of units that are reserved and may become available.
         reserved: u64,
     },
+    /// The request was placed so long ago that its record may be forgotten, and there is none.
+    /// Nothing was written off now; whether it was before, only your own records say.
+    TooOld,
     /// This operation id is refused for good: it was resolved as not applied.
     Refused,
 }

@@ -1,8 +1,8 @@
 //! The requests for units. Each is built first and then sent.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use super::checks::{checked_millis, checked_optional_id, checked_quantity};
+use super::checks::{checked_millis, checked_optional_id, checked_quantity, unix_millis};
 use super::outcome::SoldOut;
 use super::{Deduction, Inventory, Reservation};
 use crate::error::{Error, Result};
@@ -18,6 +18,7 @@ pub(super) struct UnitRequest<'a> {
     pub(super) inventory: &'a Inventory,
     quantity: u64,
     pub(super) operation: Option<String>,
+    pub(super) placed_at: Option<SystemTime>,
     buyer: Option<String>,
     first_try: bool,
     pub(super) deadline: Option<Duration>,
@@ -29,6 +30,7 @@ impl<'a> UnitRequest<'a> {
             inventory,
             quantity,
             operation: None,
+            placed_at: None,
             buyer: None,
             first_try: false,
             deadline: None,
@@ -40,6 +42,17 @@ impl<'a> UnitRequest<'a> {
         let quantity = checked_quantity("the quantity", self.quantity)?;
         let operation = checked_optional_id("operation id", self.operation.as_deref())?;
         Ok((quantity, operation, checked_optional_id("buyer's id", self.buyer.as_deref())?))
+    }
+
+    /// The request with the time at which it was placed, if one was given.
+    pub(super) fn placed(&self, request: Request) -> Result<Request> {
+        match self.placed_at {
+            None => Ok(request),
+            Some(_) if self.operation.is_none() => Err(Error::Invalid(
+                "only a request with an operation id can be sent again; give it one with .operation(id), or no .placed_at(time)".into(),
+            )),
+            Some(at) => Ok(Request::Placed { at: unix_millis(at), request: Box::new(request) }),
+        }
     }
 
     /// The answer that needs no round trip. It is "sold out", but not for a request that
@@ -65,6 +78,19 @@ macro_rules! unit_request_options {
         /// often it is sent, from any process.
         pub fn operation(mut self, id: impl Into<String>) -> Self {
             self.units.operation = Some(id.into());
+            self
+        }
+
+        /// Says when the order was placed: the time that was written down with its id, before
+        /// the first request. The answer is `TooOld` if the id is not on record and is so old
+        /// that its record may be forgotten. Without it, an order that comes again after the
+        /// [retention](crate::Inventory::retention) is a new one and takes its units again.
+        ///
+        /// Give it whenever the request may come late, from a queue for instance. An order is
+        /// never too old within one retention; after a change of the retention, those that were
+        /// placed before it may be.
+        pub fn placed_at(mut self, time: SystemTime) -> Self {
+            self.units.placed_at = Some(time);
             self
         }
 
@@ -135,6 +161,7 @@ impl<'a> DeductRequest<'a> {
             return Ok(Deduction::sold_out(sold_out));
         }
         let request = Request::Deduct { quantity, operation: operation.clone(), buyer };
+        let request = self.units.placed(request)?;
         let deadline = inventory.deadline(self.units.deadline)?;
         match inventory.send(request, operation.as_ref(), deadline).await? {
             (snapshot, Answer::Found(record)) => {
@@ -198,6 +225,7 @@ impl<'a> ReserveRequest<'a> {
         }
         let id = operation.clone();
         let request = Request::Reserve { quantity, operation, buyer, expires_in };
+        let request = self.units.placed(request)?;
         let deadline = inventory.deadline(self.units.deadline)?;
         match inventory.send(request, Some(&id), deadline).await? {
             (snapshot, Answer::Found(record)) => {

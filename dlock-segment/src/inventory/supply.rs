@@ -1,7 +1,7 @@
 //! The requests that bring units back, add units, or take them out of stock. Each is built
 //! first and then sent.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::checks::{WHOLE_REFUND, checked_id, checked_optional_id, checked_quantity, unexpected};
 use super::request::UnitRequest;
@@ -178,6 +178,12 @@ macro_rules! supply_request_options {
             self
         }
 
+        /// Says when it was placed: see [`DeductRequest::placed_at`](crate::DeductRequest::placed_at).
+        pub fn placed_at(mut self, time: SystemTime) -> Self {
+            self.units.placed_at = Some(time);
+            self
+        }
+
         /// Bounds the whole call, with everything that is sent again; twice the client's
         /// `call_timeout` by default.
         pub fn deadline(mut self, duration: Duration) -> Self {
@@ -215,7 +221,7 @@ impl<'a> RestockRequest<'a> {
     ///
     /// # Errors
     /// `Invalid` if the quantity is out of bounds. `Conflict` if the id belongs to another
-    /// request or was resolved as not applied. `NotFound` if the inventory was removed.
+    /// request or was resolved as not applied, or if it was placed too long ago. `NotFound` if the inventory was removed.
     /// `Store` if the store cannot be used. `Unknown` if the store did not answer; with an
     /// id, call it again.
     ///
@@ -223,8 +229,8 @@ impl<'a> RestockRequest<'a> {
     /// It may have happened when it is dropped; with an id, send it again.
     pub async fn send(self) -> Result<Receipt> {
         let (quantity, id, _) = self.units.checked()?;
+        let request = self.units.placed(Request::Restock { quantity, operation: id.clone() })?;
         let UnitRequest { inventory, operation, deadline, .. } = self.units;
-        let request = Request::Restock { quantity, operation: id.clone() };
         let deadline = inventory.deadline(deadline)?;
         match inventory.send(request, id.as_ref(), deadline).await? {
             (_, Answer::Found(Record { status: Status::Tombstone, .. })) => Err(Error::Conflict(
@@ -283,8 +289,8 @@ impl<'a> WriteOffRequest<'a> {
                 "a write-off needs an operation id; give one with .operation(id)".into(),
             ));
         };
+        let request = self.units.placed(Request::WriteOff { quantity, operation: id.clone() })?;
         let UnitRequest { inventory, operation, deadline, .. } = self.units;
-        let request = Request::WriteOff { quantity, operation: id.clone() };
         let deadline = inventory.deadline(deadline)?;
         match inventory.send(request, Some(&id), deadline).await? {
             (_, Answer::Found(Record { status: Status::Tombstone, .. })) => Ok(WriteOff::Refused),
@@ -292,6 +298,7 @@ impl<'a> WriteOffRequest<'a> {
                 let sale = inventory.origin(&snapshot);
                 Ok(WriteOff::WrittenOff(Receipt::of(sale, operation, record)))
             }
+            (_, Answer::TooOld) => Ok(WriteOff::TooOld),
             (snapshot, Answer::SoldOut { available }) => {
                 Ok(WriteOff::NotEnough { available, reserved: snapshot.reserved })
             }

@@ -145,7 +145,7 @@ impl UnknownOutcomes {
         // Only these have an effect of their own under the id. A late copy of the others
         // changes what the next call about the reservation answers.
         let creates = matches!(
-            request,
+            request.what(),
             Request::Deduct { .. }
                 | Request::Reserve { .. }
                 | Request::Refund { .. }

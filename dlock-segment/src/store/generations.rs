@@ -37,6 +37,17 @@ impl Generations {
         u64::try_from(self.number as i64 + passed).unwrap_or(0).max(FIRST)
     }
 
+    /// Since when every record is found, in milliseconds of Unix time; 0 if none is forgotten.
+    /// After a change of the retention, it is not known how far back the generation before
+    /// reached.
+    pub(crate) fn remembered_since(&self, now: u64) -> u64 {
+        let oldest = self.at(now).saturating_sub(1);
+        if oldest <= FIRST {
+            return 0;
+        }
+        self.since + oldest.saturating_sub(self.number) * self.retention
+    }
+
     /// The generations after the retention was changed, if `written` was written to last.
     pub(crate) fn change(&self, now: u64, written: u64, retention: u64) -> Self {
         Generations { since: now, number: self.at(now).max(written), retention }
@@ -70,6 +81,28 @@ mod tests {
                 assert_eq!(generations.at(birth / 1_000), FIRST, "{birth} {retention}");
                 assert_eq!(generations.at(0), FIRST, "the clock was set back");
                 assert!(generations.at(birth / 1_000 + retention) > FIRST);
+            }
+        }
+    }
+
+    /// What is placed is not too old for at least one retention, and what is not found is.
+    #[test]
+    fn what_was_placed_is_found_or_too_old() {
+        for retention in [1, 15, 8_191, DAY] {
+            let mut generations = Generations::new(BIRTH, retention);
+            let birth = BIRTH / 1_000;
+            for round in 0..40 {
+                let now = birth + round * (retention / 3).max(1);
+                if round == 20 {
+                    generations = generations.change(now, generations.at(now), retention);
+                }
+                let since = generations.remembered_since(now);
+                for placed in [birth, now - (now - birth) / 2, now] {
+                    let is_found = generations.at(placed) + 1 >= generations.at(now);
+                    assert!(is_found || placed < since, "{retention} {round} {placed}");
+                }
+                let is_changed = round >= 20 && now < generations.since + retention;
+                assert!(is_changed || since <= now - (now - birth).min(retention));
             }
         }
     }

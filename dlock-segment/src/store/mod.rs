@@ -36,6 +36,9 @@
 //! same return counts once, whichever way it comes, and a purchase gives back no more than
 //! it bought. A refund writes the record of the purchase, also if it was gone.
 //!
+//! A request may say when it was placed. If its id has no record, and a record of that time would
+//! be forgotten, the request is refused: it may have had its effect, and must not have it again.
+//!
 //! A request under an id that has a record is answered from the record, *before* anything
 //! else is checked. Another quantity, buyer or kind is a conflict. A refusal leaves no
 //! record.
@@ -209,6 +212,12 @@ pub enum Request {
         buyer: Option<Id>,
         or_debt: bool,
     },
+    /// A request of these that was placed at this time, in milliseconds of Unix time. If its
+    /// operation has no record, and could have had one that is forgotten, it is refused.
+    Placed {
+        at: u64,
+        request: Box<Request>,
+    },
     /// Sends up to `quantity` available units to another home, if `after` is all that was
     /// ever sent there; else, and with a quantity of 0, it only reads.
     Send {
@@ -227,6 +236,28 @@ pub enum Request {
 }
 
 impl Request {
+    /// The request itself, whenever it was placed.
+    pub(crate) fn what(&self) -> &Request {
+        match self {
+            Request::Placed { request, .. } => request.what(),
+            request => request,
+        }
+    }
+
+    /// The operation that it makes, if it has an id.
+    pub(crate) fn makes(&self) -> Option<&Id> {
+        match self {
+            Request::Deduct { operation, .. } | Request::Restock { operation, .. } => {
+                operation.as_ref()
+            }
+            Request::Reserve { operation, .. } | Request::WriteOff { operation, .. } => {
+                Some(operation)
+            }
+            Request::Placed { request, .. } => request.makes(),
+            _ => None,
+        }
+    }
+
     /// The relative cost of the request for the store.
     pub(crate) fn weight(&self) -> usize {
         match self {
@@ -265,6 +296,8 @@ pub enum Answer {
     NotSold,
     /// There are [`MAX_TOMBSTONES`] already, so the id could not be refused for good.
     Full,
+    /// It was placed so long ago that its record may be forgotten.
+    TooOld,
     /// The counts would reach [`MAX_UNITS`].
     Overflow,
     /// More expired reservations must be given back first: send the request again.

@@ -175,10 +175,20 @@ impl<S: Compared> Both<S> {
         u64::try_from(since.expect("after 1970").as_millis()).expect("small")
     }
 
+    /// A request, some with the time at which they were placed.
+    fn placed(&mut self) -> Request {
+        let request = self.request();
+        if request.makes().is_none() || self.random.random_ratio(2, 3) {
+            return request;
+        }
+        let ago = [0, 5, 20, 100, 1_000, 100_000][self.random.random_range(0..6)];
+        Request::Placed { at: self.home_now() - ago, request: Box::new(request) }
+    }
+
     async fn batch(&mut self) {
         let most = if self.random.random_ratio(1, 20) { 256 } else { 8 };
         let batch: Vec<Request> =
-            (0..self.random.random_range(0..=most)).map(|_| self.request()).collect();
+            (0..self.random.random_range(0..=most)).map(|_| self.placed()).collect();
         self.apply(&batch).await;
     }
 
@@ -208,7 +218,7 @@ impl<S: Compared> Both<S> {
                 _ => {}
             }
             let (Request::Deduct { operation: Some(of), .. } | Request::Confirm { operation: of }) =
-                request
+                request.what()
             else {
                 continue;
             };

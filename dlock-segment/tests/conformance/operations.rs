@@ -1,10 +1,10 @@
 //! Deductions and their ids.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use dlock_segment::{Deduction, Error, HoldState, Refund, Reservation, Resolved};
+use dlock_segment::{Deduction, Error, HoldState, Refund, Reservation, Resolved, WriteOff};
 
-use super::common::{Place, clean_audit, counts, is_sold_out, taken};
+use super::common::{self, Place, clean_audit, counts, is_sold_out, taken};
 use super::{held, refunded, state_of};
 use crate::on_all_stores;
 
@@ -18,6 +18,7 @@ on_all_stores!(
     buyer_limit,
     many_tasks_never_oversell,
     retention_is_bounded,
+    an_order_that_comes_too_late_is_not_sold_again,
 );
 
 async fn all_or_nothing_gathered(place: Place) {
@@ -207,4 +208,49 @@ async fn retention_is_bounded(place: Place) {
     );
     assert_eq!(counts(&sale).await, (97, 0, 3));
     assert!(sale.audit().await.unwrap().is_clean());
+}
+
+/// An order comes once more when its record is forgotten.
+async fn an_order_that_comes_too_late_is_not_sold_again(place: Place) {
+    let sale = place.builder("sale").stock(20).retention(Duration::from_secs(1));
+    let sale = sale.create().await.unwrap();
+    let placed = SystemTime::now();
+    let buy = || sale.deduct(1).operation("o").placed_at(placed).send();
+    let reserve = || sale.reserve(1).operation("r").placed_at(placed).send();
+    let restock = || sale.restock(1).operation("s").placed_at(placed).send();
+    let write_off = || sale.write_off(1).operation("w").placed_at(placed).send();
+    taken(buy().await.unwrap());
+    held(reserve().await.unwrap());
+    restock().await.unwrap();
+    assert!(matches!(write_off().await.unwrap(), WriteOff::WrittenOff(_)));
+    assert_eq!(state_of(sale.reservation("r").confirm().await), HoldState::Confirmed);
+    let before = counts(&sale).await;
+    common::eventually("all is forgotten", async || sale.audit().await.unwrap().operations == 0)
+        .await;
+    assert_eq!(buy().await.unwrap(), Deduction::TooOld);
+    assert_eq!(reserve().await.unwrap(), Reservation::TooOld);
+    assert!(matches!(restock().await, Err(Error::Conflict(_))));
+    assert_eq!(write_off().await.unwrap(), WriteOff::TooOld);
+    assert_eq!(counts(&sale).await, before, "nothing happens twice");
+    // A new order is not too old, also beside the old one.
+    let (old, new) = tokio::join!(buy(), async {
+        sale.deduct(1).operation("new").placed_at(SystemTime::now()).send().await
+    });
+    assert_eq!(old.unwrap(), Deduction::TooOld);
+    taken(new.unwrap());
+    // Without the time, it is sold again.
+    taken(sale.deduct(1).operation("o").send().await.unwrap());
+    let nameless = sale.deduct(1).placed_at(placed).send().await;
+    assert!(matches!(nameless, Err(Error::Invalid(_))), "{nameless:?}");
+}
+
+/// Within the retention, an order is never too old, and is found.
+#[tokio::test]
+async fn an_order_of_the_retention_is_not_too_old() {
+    let sale = Place::memory().expect("it is embedded").sale(20, 1).await;
+    let placed = SystemTime::now() - Duration::from_secs(23 * 3_600);
+    for _ in 0..2 {
+        taken(sale.deduct(1).operation("o").placed_at(placed).send().await.unwrap());
+    }
+    assert_eq!(counts(&sale).await, (19, 0, 1));
 }

@@ -148,7 +148,7 @@ impl ShardedInventory {
         let by_id = |id: &Option<Id>| {
             Target::Home(id.as_ref().map_or_else(|| self.next_turn(), |id| self.home_of(id)))
         };
-        Ok(match request {
+        Ok(match request.what() {
             Request::Deduct { buyer, .. }
             | Request::Reserve { buyer, .. }
             | Request::Import { buyer, .. }
@@ -178,7 +178,9 @@ impl ShardedInventory {
                 (Routing::Buyer, Some(buyer)) => Target::Home(self.home_of(buyer)),
                 (Routing::Buyer, None) => Target::Any,
             },
-            Request::Send { .. } | Request::Receive { .. } => return Err(no_home(0)),
+            Request::Send { .. } | Request::Receive { .. } | Request::Placed { .. } => {
+                return Err(no_home(0));
+            }
         })
     }
 
@@ -207,7 +209,7 @@ impl ShardedInventory {
         id: Option<&Id>,
         deadline: Instant,
     ) -> Result<(Snapshot, Answer)> {
-        let quantity = match request {
+        let quantity = match *request.what() {
             Request::Deduct { quantity, .. }
             | Request::Reserve { quantity, .. }
             | Request::WriteOff { quantity, .. }

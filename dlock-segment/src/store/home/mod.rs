@@ -188,6 +188,13 @@ impl Home {
                     answer => answer,
                 }
             }
+            Request::Placed { at, request } => {
+                let is_known = request.makes().is_none_or(|id| self.look(now, id).is_some());
+                if !is_known && *at < self.ledger.numbering.remembered_since(now) {
+                    return Answer::TooOld;
+                }
+                self.apply(now, start, request)
+            }
             Request::Send { to, quantity, after } => {
                 self.send_units(now, start, *to, *quantity, *after)
             }

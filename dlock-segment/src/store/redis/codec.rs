@@ -66,9 +66,18 @@ impl<'a> Batch<'a> {
                     write_str(&mut packed, fields(&self.requests[*place]).2.map_or("", |id| id));
             }
         }
-        let _ = write_array_len(&mut packed, length(self.others.len() * 5));
-        for place in &self.others {
-            let (kind, quantity, id, whose, extra) = fields(&self.requests[*place]);
+        let others = self.others.iter().map(|place| &self.requests[*place]);
+        // When a request was placed stands before it.
+        let items = others.flat_map(|request| {
+            let placed = match request {
+                Request::Placed { at, .. } => Some(("a", *at, None, None, Extra::Number(0))),
+                _ => None,
+            };
+            placed.into_iter().chain([fields(request.what())])
+        });
+        let items: Vec<Fields<'_>> = items.collect();
+        let _ = write_array_len(&mut packed, length(items.len() * 5));
+        for (kind, quantity, id, whose, extra) in items {
             let _ = write_str(&mut packed, kind);
             let _ = write_uint(&mut packed, quantity);
             let _ = write_str(&mut packed, id.map_or("", |id| id));
@@ -177,6 +186,7 @@ fn fields(request: &Request) -> Fields<'_> {
         Request::Import { quantity, operation, buyer, or_debt } => {
             ("n", *quantity, Some(operation), buyer.as_ref(), Extra::Number(u64::from(*or_debt)))
         }
+        Request::Placed { request, .. } => fields(request),
         Request::Send { to, quantity, after } => {
             ("o", *quantity, None, None, Extra::Pair(*to, *after))
         }
@@ -205,6 +215,7 @@ fn refusal(letter: &str) -> Option<Answer> {
         "M" => Answer::BuyerMissing,
         "F" => Answer::Full,
         "N" => Answer::NotSold,
+        "Y" => Answer::TooOld,
         "O" => Answer::Overflow,
         "G" => Answer::Again,
         "U" => Answer::Unreadable,

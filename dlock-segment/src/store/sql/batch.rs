@@ -325,6 +325,7 @@ impl Needs {
 
     fn add(&mut self, request: &Request) {
         match request {
+            Request::Placed { request, .. } => self.add(request),
             Request::Deduct { operation, buyer, .. } => {
                 self.ids.extend(operation.clone());
                 self.buyers.extend(buyer.clone());

@@ -389,8 +389,22 @@ end
 for n = 1, #named, 2 do
   reply[#reply + 1] = buy(named[n], named[n + 1])
 end
+-- Since when every record is found; 0 if none is forgotten.
+local function remembered_since()
+  local oldest = generation - 1
+  return oldest <= 1 and 0 or head[SINCE] + math.max(0, oldest - head[NUMBER]) * head[RETENTION]
+end
+
+local placed
 for n = 1, #items, FIELDS do
-  reply[#reply + 1] = act[items[n]](items[n + 1], items[n + 2], items[n + 3], items[n + 4])
+  local kind, id = items[n], items[n + 2]
+  if kind == 'a' then
+    placed = items[n + 1]
+  else
+    local is_late = placed and id ~= '' and not find(id) and placed < remembered_since()
+    placed = nil
+    reply[#reply + 1] = is_late and 'Y' or act[kind](items[n + 1], id, items[n + 3], items[n + 4])
+  end
 end
 
 ---------------------------------------------------------------- writing

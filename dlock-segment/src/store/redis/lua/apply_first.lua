@@ -10,7 +10,7 @@
 --          h reserve (extra: how long it lasts), c confirm, p confirm some units, x cancel, e extend (extra: until
 --          when), r refund and g refund of damaged units (whose: the refunded operation; extra:
 --          the record that it had, or an empty string), s restock, w write off, q resolve,
---          l look, n a deduction that was lost (extra: 1 if it may become a debt), o send to another home (extra: the home, and what was ever sent to it),
+--          a when the next item was placed (quantity: the time; it has no answer), l look, n a deduction that was lost (extra: 1 if it may become a debt), o send to another home (extra: the home, and what was ever sent to it),
 --          i receive (quantity: all that the home ever sent; extra: the home, and its change)
 -- Reply: 'N' if there is no such inventory ('R' if it was removed), else the view and lines:
 --   for each run: the number of deductions done, the refusal of the others, the parts;
@@ -20,7 +20,7 @@
 --   An answer is a record or a letter: A absent, S and what is
 --   available: sold out, L limit reached, B before it
 --   opens, E ended, P paused, C conflict, M buyer missing, T and what is left: too much,
---   V and two numbers: moved, N not sold, O overflow, F too many tombstones, G again, U its record cannot be read
+--   V and two numbers: moved, N not sold, Y placed too long ago, O overflow, F too many tombstones, G again, U its record cannot be read
 
 local head = load_head(ARGV[1])
 if not head then
