@@ -26,12 +26,12 @@ pub use attribute::MayBeDry;
 pub use error::{Error, OperationId, Result};
 pub use homes::{MAX_HOMES, Routing};
 pub use inventory::{
-    Audit, Confirmation, Correction, CreationId, DeductRequest, Deduction, Difference,
-    DifferenceKind, Disagreement, Health, Hold, HoldState, Inventory, InventoryBuilder,
-    JournalCursor, LeaseBuilder, LeaseTotals, LeasedDeduction, LeasedUnits, MAX_EPOCHS,
-    MAX_ID_BYTES, MAX_QUANTITY, OrderState, Receipt, Reconciliation, Refund, RefundRequest,
-    Repaired, Reservation, ReservationHandle, ReserveRequest, Resolved, RestockRequest,
-    SegmentAudit, ShopOrder, Stock, WriteOff, WriteOffRequest,
+    Audit, Confirmation, Correction, CreationId, DeductRequest, DeductUpToRequest, Deduction,
+    Difference, DifferenceKind, Disagreement, GiveBackRequest, GivenBack, Health, Hold, HoldState,
+    Inventory, InventoryBuilder, JournalCursor, LeaseBuilder, LeaseTotals, LeasedDeduction,
+    LeasedUnits, MAX_EPOCHS, MAX_ID_BYTES, MAX_QUANTITY, OrderState, Receipt, Reconciliation,
+    Refund, RefundRequest, Repaired, Reservation, ReservationHandle, ReserveRequest, Resolved,
+    RestockRequest, SegmentAudit, ShopOrder, Stock, WriteOff, WriteOffRequest,
 };
 pub use lock::{MAX_SEGMENTS, Segment, SegmentOutcome, SegmentShare, SegmentedLock, Segments};
 #[doc(hidden)]
@@ -79,6 +79,7 @@ mod documents {
         Confirmation: "sale.reservation(\"o\").confirm().await?"
         HoldState: "sale.reservation(\"o\").cancel().await?"
         Refund: "sale.refund(\"o\").send().await?"
+        GivenBack: "sale.give_back(\"o\").send().await?"
         WriteOff: "sale.write_off(1).operation(\"o\").send().await?"
         Resolved: "sale.resolve(\"o\").await?"
     }

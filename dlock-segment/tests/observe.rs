@@ -140,6 +140,7 @@ async fn metrics_and_traces() {
     let paused = counted.get("dlock_inventory_answers_total inventory=sale:{email} answer=paused");
     assert!(paused.is_some_and(|paused| *paused >= 2), "{counted:#?}");
     unknown(&snapshotter).await;
+    warned_once(&written).await;
 
     let traced = String::from_utf8(written.lock().unwrap().clone()).unwrap();
     for line in [
@@ -161,6 +162,32 @@ async fn metrics_and_traces() {
     assert_eq!(loud.count(), 2, "{traced}");
     let shown = format!("{counted:?} {traced}");
     assert!(!shown.contains("secret"), "neither values of keys nor ids:\n{shown}");
+}
+
+/// A server that keeps nothing on disk is told of once for each client, and one that does is not.
+async fn warned_once(written: &Mutex<Vec<u8>>) {
+    let warned = || {
+        let written = written.lock().unwrap();
+        String::from_utf8_lossy(&written).matches("(appendonly no)").count()
+    };
+    let before = warned();
+    let (Some(volatile), Some(durable)) =
+        (RedisServer::start(), RedisServer::with(&["--appendonly", "yes"]))
+    else {
+        return;
+    };
+    for server in [&durable, &volatile] {
+        let dlock = dlock::Dlock::connect(&server.url()).await.unwrap();
+        for name in ["one", "two"] {
+            let sale = Inventory::builder(&dlock, name).stock(1).create().await.unwrap();
+            taken(sale.deduct(1).send().await.unwrap());
+            // The question is answered before this one, which comes later on the same way.
+            assert!(sale.health().await.is_ok());
+        }
+        dlock.shutdown(Duration::from_secs(5)).await;
+    }
+    common::eventually("it warns", async || warned() > before).await;
+    assert_eq!(warned(), before + 1);
 }
 
 /// A server that does not answer.

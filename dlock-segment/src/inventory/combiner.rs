@@ -73,7 +73,7 @@ impl Combiner {
     /// Sends a request in a batch with others.
     pub(crate) fn send(self: &Arc<Self>, request: Request) -> Sent {
         let reply = Arc::<Reply>::default();
-        let weight = request.weight();
+        let weight = request.class().weight;
         match self.queue.push(Pending { request, reply: reply.clone() }, weight, Priority::Normal) {
             Ok(None) => {}
             Ok(Some(slot)) => {

@@ -31,6 +31,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dlock::{Dlock, IntoKey, Key};
+use futures_util::future::join_all;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -53,16 +54,16 @@ pub use self::manage::Health;
 pub use self::opening::Repaired;
 use self::outcome::Origin;
 pub use self::outcome::{
-    Confirmation, Deduction, Hold, HoldState, Receipt, Refund, Reservation, Resolved, Stock,
-    WriteOff,
+    Confirmation, Deduction, GivenBack, Hold, HoldState, Receipt, Refund, Reservation, Resolved,
+    Stock, WriteOff,
 };
 pub use self::reconcile::{
     Correction, Difference, DifferenceKind, OrderState, Reconciliation, ShopOrder,
 };
-pub use self::request::{DeductRequest, ReserveRequest};
+pub use self::request::{DeductRequest, DeductUpToRequest, ReserveRequest};
 pub use self::reservation::ReservationHandle;
 use self::sharded::{Hint, ShardedInventory, site};
-pub use self::supply::{RefundRequest, RestockRequest, WriteOffRequest};
+pub use self::supply::{GiveBackRequest, RefundRequest, RestockRequest, WriteOffRequest};
 use self::unknown_outcomes::UnknownOutcomes;
 use crate::error::{Error, Result};
 use crate::homes::Routing;
@@ -197,6 +198,11 @@ impl Inventory {
         DeductRequest::new(self, quantity)
     }
 
+    /// Builds a request that buys as many units as there are, up to `most` of them.
+    pub fn deduct_up_to(&self, most: u64) -> DeductUpToRequest<'_> {
+        DeductUpToRequest::new(self, most)
+    }
+
     /// Builds a request that reserves units for a limited time.
     pub fn reserve(&self, quantity: u64) -> ReserveRequest<'_> {
         ReserveRequest::new(self, quantity)
@@ -211,6 +217,12 @@ impl Inventory {
     /// operation is over, the request needs its [`receipt`](RefundRequest::receipt).
     pub fn refund(&self, operation: impl AsRef<str>) -> RefundRequest<'_> {
         RefundRequest::new(self, operation.as_ref())
+    }
+
+    /// Builds a request that gives an order back, whatever became of it: it cancels what is
+    /// reserved, refunds what is sold, and refuses what did not come yet.
+    pub fn give_back(&self, operation: impl AsRef<str>) -> GiveBackRequest<'_> {
+        GiveBackRequest::new(self, operation.as_ref())
     }
 
     /// Builds a request that adds units.
@@ -314,6 +326,29 @@ impl Inventory {
                 return Ok(view.into());
             }
         }
+    }
+
+    /// Reads the counts of several inventories at once, in their order, for a page that shows
+    /// many.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::Inventory;
+    /// let phone = Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// let watch = Inventory::builder(&dlock, "watch").stock(7).create().await?;
+    /// let stock = Inventory::stock_of(&[phone, watch]).await?;
+    /// assert_eq!((stock[0].available, stock[1].available), (5, 7));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// That of the first inventory whose [`stock`](Self::stock) cannot be read.
+    ///
+    /// # Cancel safety
+    /// It only reads, so it can be dropped at any time.
+    pub async fn stock_of(sales: &[Inventory]) -> Result<Vec<Stock>> {
+        join_all(sales.iter().map(Inventory::stock)).await.into_iter().collect()
     }
 
     /// Reads the counts of every segment, and the totals at the same moment. It costs one
@@ -438,7 +473,11 @@ impl Inventory {
         self.lookup_with(operation.as_ref(), &hint).await
     }
 
-    async fn lookup_with(&self, operation: &str, hint: &Hint) -> Result<Option<Resolved>> {
+    pub(super) async fn lookup_with(
+        &self,
+        operation: &str,
+        hint: &Hint,
+    ) -> Result<Option<Resolved>> {
         let id = checked_own_id("operation id", operation)?;
         let look = Request::Look { operation: id.clone() };
         let deadline = self.deadline(None)?;

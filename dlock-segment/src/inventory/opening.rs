@@ -1,5 +1,6 @@
 //! How an inventory is opened that exists.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use dlock::{Dlock, IntoKey, Key};
@@ -13,7 +14,7 @@ use super::{CreationId, Inventory, OpenInventories, SOLD_OUT_FOR, Shared};
 use crate::error::{Error, Result};
 use crate::homes::Site;
 use crate::observe::Failures;
-use crate::store::{InventoryId, Store, View};
+use crate::store::{Durability, InventoryId, Store, View};
 
 impl Inventory {
     /// Opens an inventory that exists, whichever it is. A service that sells should use
@@ -193,6 +194,11 @@ impl Inventory {
         }
     }
 
+    /// Whether this home was lost and made again after this time, in milliseconds.
+    pub(super) fn was_made_again(&self, home: u32, at: u64) -> bool {
+        self.shared.sharded.as_ref().is_some_and(|sharded| sharded.is_younger(home, at))
+    }
+
     /// Where its homes are.
     pub(super) fn sites(&self) -> Result<Vec<Site>> {
         match &self.shared.sharded {
@@ -219,6 +225,10 @@ impl Inventory {
         let shared = match known {
             Some(shared) => shared,
             None => {
+                warn_if_a_crash_loses_it(dlock);
+                for further in sharded.iter().flat_map(|sharded| &sharded.homes.sites) {
+                    further.dlock.as_ref().inspect(|dlock| warn_if_a_crash_loses_it(dlock));
+                }
                 let shared = Arc::new(Shared {
                     inventory: inventory.clone(),
                     backing: Backing::new(dlock, &inventory, LIMITS)?,
@@ -234,6 +244,29 @@ impl Inventory {
         };
         Ok(Inventory { dlock: dlock.clone(), shared, sold_out_for: SOLD_OUT_FOR })
     }
+}
+
+/// Whether a client has asked its server what that keeps.
+#[derive(Default)]
+struct AskedWhatIsKept(AtomicBool);
+
+/// Warns, once for each client, if its server does not write effects to disk as they happen.
+/// It is asked in the background: nobody waits for it, and it may not be allowed.
+fn warn_if_a_crash_loses_it(dlock: &Dlock) {
+    let is_asked = || dlock.extension::<AskedWhatIsKept>().0.swap(true, Ordering::Relaxed);
+    if !dlock.capabilities().remote || is_asked() {
+        return;
+    }
+    let Ok(store) = store(dlock) else { return };
+    let ask = async move {
+        if let Ok(Durability { append_only: Some(false), .. }) = store.durability().await {
+            tracing::warn!(
+                target: "dlock::inventory",
+                "the server does not write to disk what it answers (appendonly no): a crash may lose all sales since the last snapshot, or all of them, and those units are sold again; set appendonly yes"
+            );
+        }
+    };
+    let _ = dlock.client_extension().spawn(ask);
 }
 
 fn no_server() -> Error {

@@ -339,6 +339,22 @@ pub enum Refund {
     Refused,
 }
 
+/// The answer to [`give_back`](crate::Inventory::give_back).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "only `Refunded` means that the order was sold; pay no money back otherwise"]
+pub enum GivenBack {
+    /// It was sold, and what was left of it came back, now or by the same call before.
+    Refunded(Receipt),
+    /// It was sold, and all of it was given back before, in parts.
+    NothingLeft,
+    /// It was reserved and not sold: it is cancelled now, or was, or had expired.
+    NotSold(HoldState),
+    /// Nothing is on record of it. It did not come yet, and is refused from now on; or it is
+    /// older than the retention, and then its receipt is needed.
+    NotOnRecord,
+}
+
 /// The answer to [`write_off`](crate::Inventory::write_off).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -4,10 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use super::checks::{checked_millis, checked_optional_id, checked_quantity, unix_millis};
 use super::outcome::SoldOut;
-use super::{Deduction, Inventory, Reservation};
+use super::sharded::Hint;
+use super::{Deduction, Inventory, Receipt, Reservation, Resolved};
 use crate::error::{Error, Result};
 use crate::observe;
-use crate::store::{Answer, Id, Request};
+use crate::store::{Answer, Effect, Id, Request};
 
 /// How long a reservation lasts by default.
 const RESERVED_FOR: Duration = Duration::from_secs(15 * 60);
@@ -168,6 +169,79 @@ impl<'a> DeductRequest<'a> {
                 Ok(Deduction::of(inventory.origin(&snapshot), self.units.operation, record))
             }
             (snapshot, refused) => Deduction::refusal(&snapshot, &refused),
+        }
+    }
+}
+
+/// A request that buys as many units as there are, up to a number:
+/// [`Inventory::deduct_up_to`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is bought until send() is awaited"]
+pub struct DeductUpToRequest<'a> {
+    units: UnitRequest<'a>,
+}
+
+impl<'a> DeductUpToRequest<'a> {
+    pub(super) fn new(inventory: &'a Inventory, most: u64) -> Self {
+        DeductUpToRequest { units: UnitRequest::new(inventory, most) }
+    }
+
+    unit_request_options!();
+
+    /// Buys the units. [`Receipt::quantity`](crate::Receipt::quantity) says how many. The same
+    /// call again gets the same receipt.
+    ///
+    /// It is a [`deduct`](Inventory::deduct) of all of them, and if fewer are left, one of what
+    /// is left, under the same id. The limit per buyer must allow all of them.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::Deduction;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(3).create().await?;
+    /// match sale.deduct_up_to(5).operation("order-981").send().await? {
+    ///     Deduction::Taken(receipt) => assert_eq!(receipt.quantity, 3),
+    ///     other => panic!("{other:?}"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`DeductRequest::send`].
+    ///
+    /// # Cancel safety
+    /// As [`DeductRequest::send`].
+    pub async fn send(self) -> Result<Deduction> {
+        let UnitRequest { inventory, quantity: most, .. } = self.units;
+        let (operation, buyer) = (self.units.operation.clone(), self.units.buyer.clone());
+        let mut units = self.units;
+        loop {
+            match (DeductRequest { units: units.clone() }.send().await, &operation) {
+                // What is left becomes less with each answer, so this ends.
+                (Ok(Deduction::NotEnough { available, .. }), _) => units.quantity = available,
+                (Err(Error::Conflict(what)), Some(id)) => {
+                    // The same call before may have got fewer.
+                    let hint = Hint {
+                        buyer: checked_optional_id("buyer's id", buyer.as_deref())?,
+                        home: None,
+                    };
+                    let found = inventory.lookup_with(id, &hint).await?;
+                    let is_same = |receipt: &Receipt| {
+                        let is_deduction = receipt.effect == Effect::Taken;
+                        is_deduction && receipt.quantity <= most && receipt.buyer == buyer
+                    };
+                    return match found {
+                        Some(Resolved::Taken(receipt)) if is_same(&receipt) => {
+                            Ok(Deduction::Taken(receipt))
+                        }
+                        Some(Resolved::Refunded(receipt)) if is_same(&receipt) => {
+                            Ok(Deduction::Refunded(receipt))
+                        }
+                        _ => Err(Error::Conflict(what)),
+                    };
+                }
+                (answered, _) => return answered,
+            }
         }
     }
 }

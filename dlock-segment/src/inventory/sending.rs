@@ -30,10 +30,7 @@ impl Inventory {
         deadline: Instant,
     ) -> Result<(Snapshot, Answer)> {
         refuse_after_shutdown(&self.dlock)?;
-        let only_reads = matches!(
-            request,
-            Request::Look { .. } | Request::Resolve { .. } | Request::Extend { .. }
-        );
+        let only_reads = !request.class().counts_units;
         let shared = &*self.shared;
         let answered = match &shared.sharded {
             None => {

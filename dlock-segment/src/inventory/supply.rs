@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use super::checks::{WHOLE_REFUND, checked_id, checked_optional_id, checked_quantity, unexpected};
 use super::request::UnitRequest;
 use super::sharded::Hint;
-use super::{Inventory, Receipt, Refund, WriteOff};
+use super::{GivenBack, HoldState, Inventory, Receipt, Refund, WriteOff};
 use crate::error::{Error, Result};
 use crate::store::{Answer, Id, Record, Request, Status};
 
@@ -129,7 +129,12 @@ impl<'a> RefundRequest<'a> {
                 "a refund needs an id of its own, not that of the operation it refunds".into(),
             ));
         }
-        let receipt = self.checked_receipt()?.map(Box::new);
+        let receipt = self.checked_receipt()?;
+        // A home that was made again has the order under the time of its reconciliation, if it
+        // has it: another receipt of it would give the same units back a second time.
+        let home = self.receipt.as_ref().map_or(0, |receipt| receipt.home);
+        let receipt = receipt.filter(|sold| !self.inventory.was_made_again(home, sold.at));
+        let receipt = receipt.map(Box::new);
         let damaged = self.damaged;
         let request = Request::Refund { of, quantity, operation: id.clone(), damaged, receipt };
         let deadline = self.inventory.deadline(self.deadline)?;
@@ -166,6 +171,97 @@ impl<'a> RefundRequest<'a> {
                 receipt.effect
             ))
         })
+    }
+}
+
+/// A request that gives an order back, whatever became of it: [`Inventory::give_back`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is given back until send() is awaited"]
+pub struct GiveBackRequest<'a> {
+    refund: RefundRequest<'a>,
+}
+
+impl<'a> GiveBackRequest<'a> {
+    pub(super) fn new(inventory: &'a Inventory, of: &str) -> Self {
+        GiveBackRequest { refund: RefundRequest::new(inventory, of) }
+    }
+
+    /// Gives the receipt of the order, of its deduction, confirmation or reservation. It is
+    /// needed after the retention, as for a [refund](RefundRequest::receipt).
+    pub fn receipt(mut self, receipt: &Receipt) -> Self {
+        self.refund = self.refund.receipt(receipt);
+        self
+    }
+
+    /// Names the buyer. An inventory that is [routed by buyer](crate::Routing::Buyer) then
+    /// finds the order at once; without the buyer and the receipt it looks in all homes.
+    pub fn buyer(mut self, id: impl Into<String>) -> Self {
+        self.refund = self.refund.buyer(id);
+        self
+    }
+
+    /// Bounds each of the two calls, with everything that is sent again; twice the client's
+    /// `call_timeout` by default.
+    pub fn deadline(mut self, duration: Duration) -> Self {
+        self.refund = self.refund.deadline(duration);
+        self
+    }
+
+    /// Gives back what the order has: a reservation is cancelled, what was sold is refunded.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock_segment::Result<()> {
+    /// # let dlock = dlock::Dlock::connect("memory://").await?;
+    /// # use dlock_segment::GivenBack;
+    /// # let sale = dlock_segment::Inventory::builder(&dlock, "phone").stock(5).create().await?;
+    /// # let _ = sale.reserve(2).operation("order-1").send().await?;
+    /// match sale.give_back("order-1").send().await? {
+    ///     GivenBack::Refunded(receipt) => println!("pay for {} back", receipt.quantity),
+    ///     GivenBack::NotSold(state) => println!("{state:?}: there is nothing to pay back"),
+    ///     GivenBack::NothingLeft => println!("it was given back before"),
+    ///     other => println!("{other:?}"),
+    /// }
+    /// assert_eq!(sale.stock().await?.available, 5);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Conflict` if the id is not that of an order. `Invalid` for a receipt that is not one of
+    /// this inventory under this id. `NotFound` if the inventory was removed. `Store` if the
+    /// store cannot be used. `Unknown` if it did not answer; call it again.
+    ///
+    /// # Cancel safety
+    /// It may have happened when it is dropped; call it again.
+    pub async fn send(self) -> Result<GivenBack> {
+        let RefundRequest { inventory, of, receipt, buyer, deadline, .. } = &self.refund;
+        let is_sold = receipt.as_ref().is_some_and(|receipt| receipt.record().is_some());
+        if !is_sold {
+            let id = checked_id("operation id", of)?;
+            let buyer = checked_optional_id("buyer's id", buyer.as_deref())?;
+            let hint = Hint { buyer, home: receipt.as_ref().map(|receipt| receipt.home) };
+            let cancel = Request::Cancel { operation: id.clone() };
+            let deadline = inventory.deadline(*deadline)?;
+            match inventory.send_to(cancel, &hint, Some(&id), deadline).await? {
+                (_, Answer::Found(record)) => match HoldState::of(&record) {
+                    Some(HoldState::Refused) => return Ok(GivenBack::NotOnRecord),
+                    Some(HoldState::Confirmed | HoldState::Refunded) => {}
+                    Some(state) => return Ok(GivenBack::NotSold(state)),
+                    None => return Err(unexpected(&Answer::Conflict)),
+                },
+                // It is no reservation: then it was bought at once.
+                (_, Answer::Conflict) => {}
+                (_, other) => return Err(unexpected(&other)),
+            }
+        }
+        // What is not sold has a receipt that a refund does not take.
+        let receipt = self.refund.receipt.clone().filter(|_| is_sold);
+        match (RefundRequest { receipt, ..self.refund }).send().await? {
+            Refund::Refunded(receipt) => Ok(GivenBack::Refunded(receipt)),
+            Refund::TooMuch { .. } => Ok(GivenBack::NothingLeft),
+            Refund::Refused => Err(Error::Conflict(
+                "the refund of this order was resolved as not applied; refund it under an id of your own".into(),
+            )),
+        }
     }
 }
 

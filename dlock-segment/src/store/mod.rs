@@ -235,6 +235,17 @@ pub enum Request {
     },
 }
 
+/// What sort of request it is. A new one must be sorted in before it compiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    /// Whether its answer is an effect on units, and not a look at one.
+    pub(crate) counts_units: bool,
+    /// The available units that it takes. If they are not in its home, they are brought there.
+    pub(crate) takes: Option<u64>,
+    /// The relative cost for the store.
+    pub(crate) weight: usize,
+}
+
 impl Request {
     /// The request itself, whenever it was placed.
     pub(crate) fn what(&self) -> &Request {
@@ -258,12 +269,32 @@ impl Request {
         }
     }
 
-    /// The relative cost of the request for the store.
-    pub(crate) fn weight(&self) -> usize {
-        match self {
-            Request::Deduct { operation: None, buyer: None, .. } => 1,
-            Request::Deduct { buyer: None, .. } => 2,
-            _ => 6,
+    pub(crate) fn class(&self) -> Class {
+        let other = Class { counts_units: true, takes: None, weight: 6 };
+        match *self {
+            Request::Deduct { quantity, ref operation, ref buyer } => {
+                let weight = match (operation, buyer) {
+                    (None, None) => 1,
+                    (Some(_), None) => 2,
+                    (_, Some(_)) => 6,
+                };
+                Class { takes: Some(quantity), weight, ..other }
+            }
+            Request::Reserve { quantity, .. }
+            | Request::WriteOff { quantity, .. }
+            | Request::Import { quantity, .. } => Class { takes: Some(quantity), ..other },
+            Request::Confirm { .. }
+            | Request::ConfirmPart { .. }
+            | Request::Cancel { .. }
+            | Request::Refund { .. }
+            | Request::Restock { .. } => other,
+            // A longer reservation has the units that it had.
+            Request::Extend { .. } | Request::Resolve { .. } | Request::Look { .. } => {
+                Class { counts_units: false, ..other }
+            }
+            Request::Placed { ref request, .. } => request.class(),
+            // Units that move between homes: each home takes what it has.
+            Request::Send { .. } | Request::Receive { .. } => other,
         }
     }
 }

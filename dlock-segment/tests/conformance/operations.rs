@@ -2,7 +2,9 @@
 
 use std::time::{Duration, SystemTime};
 
-use dlock_segment::{Deduction, Error, HoldState, Refund, Reservation, Resolved, WriteOff};
+use dlock_segment::{
+    Deduction, Error, HoldState, Inventory, Refund, Reservation, Resolved, WriteOff,
+};
 
 use super::common::{self, Place, clean_audit, counts, is_sold_out, taken};
 use super::{held, refunded, state_of};
@@ -15,6 +17,7 @@ on_all_stores!(
     refusals_are_not_remembered,
     resolve_settles_for_good,
     a_lookup_leaves_no_trace,
+    as_many_as_there_are,
     buyer_limit,
     many_tasks_never_oversell,
     retention_is_bounded,
@@ -94,6 +97,45 @@ async fn resolve_settles_for_good(place: Place) {
     assert!(matches!(sale.refund("done").send().await.unwrap(), Refund::Refunded(_)));
     let refund = sale.resolve("done\u{1}refund").await.unwrap();
     assert!(matches!(refund, Resolved::RefundDone(_)), "{refund:?}");
+    clean_audit(&sale).await;
+}
+
+async fn as_many_as_there_are(place: Place) {
+    let sale = place.builder_by_buyer("sale").stock(10).per_buyer(6).create().await.unwrap();
+    let buy = async |id: &str, buyer: &str, most| {
+        sale.deduct_up_to(most).operation(id).buyer(buyer).send().await
+    };
+    let first = taken(buy("o-1", "u-1", 6).await.unwrap());
+    assert_eq!(first.quantity, 6, "all of them if there are so many");
+    let last = taken(buy("o-2", "u-2", 6).await.unwrap());
+    assert_eq!(last.quantity, 4, "else what is left, from all homes");
+    assert_eq!(taken(buy("o-2", "u-2", 6).await.unwrap()), last, "the same call again");
+    assert_eq!(taken(buy("o-1", "u-1", 6).await.unwrap()), first);
+    assert!(is_sold_out(&buy("o-3", "u-3", 6).await.unwrap()));
+    let other = buy("o-2", "u-2", 3).await;
+    assert!(matches!(other, Err(Error::Conflict(_))), "it was for more: {other:?}");
+    refunded(sale.refund("o-2").buyer("u-2").quantity(1).operation("r").send().await.unwrap());
+    let again = buy("o-2", "u-2", 6).await.unwrap();
+    assert!(matches!(&again, Deduction::Refunded(receipt) if receipt.left == 3), "{again:?}");
+    assert_eq!(buy("o-4", "u-4", 7).await.unwrap(), Deduction::LimitReached);
+    assert_eq!(taken(buy("o-5", "u-5", 6).await.unwrap()).quantity, 1);
+    let stock = Inventory::stock_of(&[sale.clone(), sale.clone()]).await.unwrap();
+    assert_eq!((stock[0].sold, stock[1].available), (10, 0));
+    clean_audit(&sale).await;
+    // Many at once share the rest, and each unit is sold once.
+    let sale = place.sale(50, 4).await.sold_out_for(Duration::ZERO);
+    let mut buying = tokio::task::JoinSet::new();
+    for task in 0..20 {
+        let sale = sale.clone();
+        buying.spawn(async move {
+            match sale.deduct_up_to(4).operation(format!("o-{task}")).send().await.unwrap() {
+                Deduction::Taken(receipt) => receipt.quantity,
+                Deduction::SoldOut { .. } => 0,
+                other => panic!("{other:?}"),
+            }
+        });
+    }
+    assert_eq!(buying.join_all().await.iter().sum::<u64>(), 50);
     clean_audit(&sale).await;
 }
 

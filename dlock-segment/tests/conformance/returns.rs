@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use dlock_segment::{
-    Confirmation, Deduction, Effect, Error, Inventory, Receipt, Refund, Reservation, Resolved,
-    WriteOff,
+    Confirmation, Deduction, Effect, Error, GivenBack, HoldState, Inventory, Receipt, Refund,
+    Reservation, Resolved, WriteOff,
 };
 
 use super::common::{Place, clean_audit, counts, eventually, held, refunded, taken};
@@ -21,6 +21,7 @@ on_all_stores!(
     a_write_off,
     a_longer_retention_keeps_what_is_known,
     a_shorter_retention_forgets_nothing_early,
+    an_order_is_given_back_whatever_became_of_it,
 );
 
 const SHORT: Duration = Duration::from_millis(40);
@@ -281,4 +282,48 @@ async fn a_shorter_retention_forgets_nothing_early(place: Place) {
     assert_eq!(counts(&sale).await, (8, 0, 2), "it counts as new");
     clean_audit(&sale).await;
     assert!(matches!(sale.retention(Duration::ZERO).await, Err(Error::Invalid(_))));
+}
+
+async fn an_order_is_given_back_whatever_became_of_it(place: Place) {
+    let sale = place.builder_by_buyer("sale").stock(20).create().await.unwrap();
+    let give_back = async |id: &str| sale.give_back(id).buyer("u").send().await;
+    taken(sale.deduct(2).operation("sold").buyer("u").send().await.unwrap());
+    let reserve = async |id: &str| sale.reserve(3).operation(id).buyer("u").send().await.unwrap();
+    held(reserve("held").await);
+    held(reserve("paid").await);
+    let paid = sale.reservation("paid").buyer("u").confirm().await.unwrap();
+    assert!(matches!(paid, Confirmation::Confirmed(_)), "{paid:?}");
+    taken(sale.deduct(4).operation("in parts").buyer("u").send().await.unwrap());
+    for (id, quantity) in [("part-1", 1), ("part-2", 3)] {
+        let part = sale.refund("in parts").buyer("u").quantity(quantity).operation(id);
+        refunded(part.send().await.unwrap());
+    }
+    let _ = sale.restock(1).operation("restock").send().await.unwrap();
+    for _ in 0..2 {
+        for (id, units) in [("sold", 2), ("paid", 3)] {
+            let back = give_back(id).await.unwrap();
+            let GivenBack::Refunded(receipt) = &back else { panic!("{id}: {back:?}") };
+            assert_eq!(receipt.quantity, units);
+        }
+        assert_eq!(give_back("held").await.unwrap(), GivenBack::NotSold(HoldState::Cancelled));
+        assert_eq!(give_back("in parts").await.unwrap(), GivenBack::NothingLeft);
+        assert_eq!(give_back("not yet").await.unwrap(), GivenBack::NotOnRecord);
+    }
+    let refused = sale.deduct(1).operation("not yet").buyer("u").send().await.unwrap();
+    assert_eq!(refused, Deduction::Refused);
+    let other = sale.give_back("restock").send().await;
+    assert!(matches!(other, Err(Error::Conflict(_))), "{other:?}");
+    assert_eq!(counts(&sale).await, (21, 0, 0));
+    clean_audit(&sale).await;
+    // After the retention, by its receipt.
+    let sale = place.builder("other").stock(5).retention(SHORT).create().await.unwrap();
+    let receipt = taken(sale.deduct(2).operation("old").send().await.unwrap());
+    eventually("it is forgotten", || async {
+        tokio::time::sleep(SHORT).await;
+        sale.audit().await.unwrap().operations == 0
+    })
+    .await;
+    let back = sale.give_back("old").receipt(&receipt).send().await.unwrap();
+    assert!(matches!(back, GivenBack::Refunded(_)), "{back:?}");
+    assert_eq!(counts(&sale).await, (5, 0, 0));
 }

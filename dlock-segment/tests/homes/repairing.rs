@@ -1,21 +1,23 @@
 //! A server with homes comes back empty, or a removal ends half-way: the runbook, carried out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dlock::Dlock;
-use dlock_segment::{Deduction, Error, Inventory, OrderState, Reconciliation, ShopOrder};
+use dlock_segment::{
+    Deduction, Effect, Error, Inventory, OrderState, Reconciliation, Refund, ShopOrder,
+};
 use dlock_testkit::redis::RedisServer;
 use dlock_testkit::topology::independent;
 use futures_util::stream;
 use parking_lot::Mutex;
 
-use crate::common::{clean_audit, counts, eventually, is_sold_out, taken};
-use crate::{clients, homes_at, ids, sale_on};
+use crate::common::{clean_audit, counts, eventually, is_sold_out, refunded, taken};
+use crate::{clients, homes_at, sale_on};
 
-const STOCK: u64 = 900;
+const STOCK: u64 = 6_000;
 
 /// The orders of a shop, in its own database.
 #[derive(Clone, Default)]
@@ -49,6 +51,7 @@ impl Shop {
             if self.is_closed.load(Ordering::SeqCst) {
                 return;
             }
+            tokio::time::sleep(Duration::from_millis(3)).await; // so that some are left
         }
     }
 
@@ -78,23 +81,49 @@ async fn open(clients: &[Dlock]) -> Result<Inventory, Error> {
     Inventory::open_on(clients, "sale", None).await
 }
 
+/// Buys so many units in this home: more than it has, so that others send it some.
+async fn buy_in(sale: &Inventory, home: u32, quantity: u64) {
+    for number in 0.. {
+        let id = format!("{quantity}-{number}");
+        if taken(sale.deduct(quantity).operation(&id).send().await.unwrap()).home == home {
+            return;
+        }
+        refunded(sale.refund(&id).send().await.unwrap());
+    }
+}
+
 async fn one_of_three_is_lost(place: usize) {
     let Some(servers) = independent(3) else { return };
     let before = clients(&servers).await;
     let sale = sale_on(&before, STOCK, 3).await;
-    let shop = Shop::default();
-    // Units were moved to the home that is lost, and out of it.
-    for (home, id) in ids(&sale, 3, 1).await {
-        let (id, quantity) = (format!("{id}-first"), STOCK / 3 - 60 + u64::from(home));
-        taken(sale.deduct(quantity).operation(&id).send().await.unwrap());
-        shop.sold.lock().insert(id, quantity);
+    let (shop, mut moved) = (Shop::default(), HashSet::new());
+    // Units are moved to the home that is lost, and out of it.
+    let other = u32::from(place == 0);
+    for (home, quantity) in [(place as u32, STOCK / 2), (other, STOCK / 4)] {
+        buy_in(&sale, home, quantity).await;
+        sale.rebalance().await.unwrap();
     }
+    let mut refunded_ids = HashSet::new();
     for entry in sale.journal(0).await.unwrap() {
-        if let (dlock_segment::Effect::Taken, Some(id)) = (entry.effect, entry.operation) {
-            shop.sold.lock().insert(id, entry.quantity);
+        if entry.home == place as u32 {
+            moved.insert(entry.effect);
+        }
+        match (entry.effect, entry.operation, entry.whose) {
+            (Effect::Taken, Some(id), _) => drop(shop.sold.lock().insert(id, entry.quantity)),
+            (Effect::Refunded, _, Some(of)) => drop(refunded_ids.insert(of)),
+            _ => {}
         }
     }
-    sale.rebalance().await.unwrap();
+    shop.sold.lock().retain(|id, _| !refunded_ids.contains(id));
+    assert!(moved.contains(&Effect::Sent) && moved.contains(&Effect::Received), "{moved:?}");
+    let (kept_id, kept) = loop {
+        let id = format!("kept-{}", shop.sold.lock().len());
+        let receipt = taken(sale.deduct(2).operation(&id).send().await.unwrap());
+        shop.sold.lock().insert(id.clone(), 2);
+        if receipt.home == place as u32 {
+            break (id, receipt);
+        }
+    };
     let selling = tokio::spawn(shop.clone().sell(sale.clone(), "before"));
     let had = shop.units();
     eventually("it sells", || async { shop.units() > had + 10 }).await;
@@ -131,6 +160,18 @@ async fn one_of_three_is_lost(place: usize) {
     fixed.resume().await.unwrap();
     assert_eq!(counts(&fixed).await, (STOCK - shop.units(), 0, shop.units()));
     clean_audit(&fixed).await;
+    if place != 0 {
+        // The receipt is of the home that was lost: it gives nothing back a second time.
+        let back = |id: &'static str| fixed.refund(&kept_id).quantity(1).operation(id);
+        refunded(back("back-1").receipt(&kept).send().await.unwrap());
+        refunded(back("back-2").send().await.unwrap());
+        let more = back("back-3").receipt(&kept).send().await.unwrap();
+        assert_eq!(more, Refund::TooMuch { left: 0 });
+        taken(fixed.deduct(2).operation("instead").send().await.unwrap());
+        shop.sold.lock().remove(&kept_id);
+        shop.sold.lock().insert("instead".into(), 2);
+        clean_audit(&fixed).await;
+    }
 
     // The services start again, and sell the rest: each unit once.
     let after = open(&clients(&servers).await).await.unwrap().sold_out_for(Duration::ZERO);

@@ -117,6 +117,12 @@ impl ShardedInventory {
         births.all(|(one, other)| one == other || one == 0 || other == 0)
     }
 
+    /// Whether a home was made after this time, in milliseconds.
+    pub(super) fn is_younger(&self, home: u32, at: u64) -> bool {
+        let site = self.homes.sites.get(home as usize);
+        site.is_some_and(|site| site.id.birth / 1_000 > at)
+    }
+
     pub(super) fn count(&self) -> usize {
         self.handles.len()
     }
@@ -209,13 +215,7 @@ impl ShardedInventory {
         id: Option<&Id>,
         deadline: Instant,
     ) -> Result<(Snapshot, Answer)> {
-        let quantity = match *request.what() {
-            Request::Deduct { quantity, .. }
-            | Request::Reserve { quantity, .. }
-            | Request::WriteOff { quantity, .. }
-            | Request::Import { quantity, .. } => Some(quantity),
-            _ => None,
-        };
+        let quantity = request.class().takes;
         let unknown_outcomes = &self.handles[home].unknown_outcomes;
         let mut pause = Duration::ZERO;
         loop {
