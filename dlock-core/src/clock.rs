@@ -80,7 +80,14 @@ pub(crate) enum Clock {
     Boot,
     /// Tokio's clock, which a test can pause.
     Tokio(tokio::time::Instant),
+    /// [`Clock::Boot`], and how many nanoseconds the machine seems to have been suspended.
+    #[cfg(test)]
+    Suspended(&'static std::sync::atomic::AtomicU64),
 }
+
+/// For how long a task sleeps before it looks at [`Clock::Boot`] again: tokio's sleeps stand
+/// still while the machine is suspended, and deadlines do not.
+const LONGEST_SLEEP: Duration = Duration::from_millis(900);
 
 impl Clock {
     pub(crate) fn boot() -> Self {
@@ -99,8 +106,22 @@ impl Clock {
         }))
     }
 
+    /// The time to sleep until a moment, or until it is time to look at the clock again.
+    pub(crate) fn sleep_until(self, moment: Moment) -> Duration {
+        let left = moment.since(self.now());
+        match self {
+            Clock::Tokio(_) => left,
+            _ => left.min(LONGEST_SLEEP),
+        }
+    }
+
     pub(crate) fn now(self) -> Moment {
         match self {
+            #[cfg(test)]
+            Clock::Suspended(time) => {
+                let time = time.load(std::sync::atomic::Ordering::Acquire);
+                Clock::Boot.now() + Duration::from_nanos(time)
+            }
             Clock::Boot => {
                 let time = rustix::time::clock_gettime(SYSTEM_CLOCK);
                 let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

@@ -11,6 +11,7 @@ use super::{Dlock, Handle};
 use crate::backend::redis::{Credentials, Provider, UserConnection};
 use crate::backend::{Backend, Capabilities};
 use crate::claim::Holder;
+use crate::clock::Clock;
 use crate::config::{Config, Settings};
 use crate::driver::Core;
 use crate::error::{Error, Result};
@@ -44,6 +45,8 @@ pub struct DlockBuilder {
     pub(super) sql: Option<super::builder_sql::SqlBackend>,
     hook: Option<Hook>,
     planted: PlantedBug,
+    #[cfg(test)]
+    pub(super) clock: Option<Clock>,
 }
 
 impl DlockBuilder {
@@ -59,6 +62,8 @@ impl DlockBuilder {
             sql: None,
             hook: None,
             planted: PlantedBug::default(),
+            #[cfg(test)]
+            clock: None,
         }
     }
 
@@ -332,8 +337,12 @@ impl DlockBuilder {
         config.ttl = honoured_ttl(&capabilities, config.ttl, ttl_is_set)?;
         let holder = Arc::new(this_process(config.client_name.clone()));
         let observer = Observer::new(self.hook);
+        let clock = if capabilities.remote { Clock::boot() } else { Clock::tokio() };
+        #[cfg(test)]
+        let clock = self.clock.unwrap_or(clock);
         let core = Core::start(
             backend,
+            clock,
             holder.client,
             config.limits(&capabilities),
             config.call_timeout,

@@ -95,6 +95,7 @@ type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 impl Core {
     pub(crate) fn start(
         backend: Arc<dyn Backend>,
+        clock: Clock,
         client: u64,
         limits: Limits,
         call_timeout: Duration,
@@ -118,7 +119,7 @@ impl Core {
             listener: Arc::new(notices::NoticeListener(core.clone())),
             shards,
             backend,
-            clock: if remote { Clock::boot() } else { Clock::tokio() },
+            clock,
             call_timeout,
             jobs,
             pending_calls,

@@ -63,7 +63,7 @@ impl Core {
         self.timer.due_at.store(u64::MAX, Ordering::Release);
         let next = self.tick();
         self.timer.due_at.fetch_min(next.as_nanos(), Ordering::AcqRel);
-        (next < Moment::NEVER).then(|| next.since(self.clock.now()))
+        (next < Moment::NEVER).then(|| self.clock.sleep_until(next))
     }
 }
 
