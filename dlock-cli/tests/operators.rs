@@ -14,6 +14,23 @@ async fn client(server: &RedisServer) -> Dlock {
     client.connect().await.expect("a client")
 }
 
+/// Somebody who can write to the store sends the terminal of an operator no commands.
+#[tokio::test(flavor = "multi_thread")]
+async fn control_characters_of_the_store_are_not_printed() {
+    let Some(server) = RedisServer::start() else { return };
+    let shop = client(&server).await;
+    let _guard = shop.mutex("order:7").tag("job", "EVIL").lock().await.expect("the lock");
+    let record = server.cli(&["--raw", "GET", "dlock:2:{default:order:7}:l"]);
+    assert!(record.contains("EVIL"), "{record}");
+    let evil = record.trim_end().replace("EVIL", "\\u001b]52;c;ZXZpbA\\u0007");
+    server.cli(&["SET", "dlock:2:{default:order:7}:l", &evil, "KEEPTTL"]);
+    for command in [&["show", "order:7"][..], &["ls"], &["watch", "--count", "1"]] {
+        let shown = printed(&output(&mut on(&server.url()), command));
+        assert!(shown.contains("]52;c;ZXZpbA"), "{shown}");
+        assert!(!shown.contains('\u{1b}') && !shown.contains('\u{7}'), "{shown:?}");
+    }
+}
+
 /// A key that somebody else has written does not hide the locks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_malformed_key_does_not_hide_the_others() {

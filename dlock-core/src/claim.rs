@@ -114,15 +114,31 @@ pub struct Holder {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, host) = (Printable(&self.name), Printable(&self.host));
         match (self.pid, self.host.as_str()) {
-            (0, "") => f.write_str(&self.name)?,
-            (0, host) => write!(f, "{} (on {host})", self.name)?,
-            (pid, host) => write!(f, "{} (pid {pid} on {host})", self.name)?,
+            (0, "") => write!(f, "{name}")?,
+            (0, _) => write!(f, "{name} (on {host})")?,
+            (pid, _) => write!(f, "{name} (pid {pid} on {host})")?,
         }
         for (name, value) in &self.tags {
-            write!(f, " {name}={value}")?;
+            write!(f, " {}={}", Printable(name), Printable(value))?;
         }
         Ok(())
+    }
+}
+
+/// A string of the store without what a terminal would obey. Clients of dlock write no control
+/// characters, but others may write to the store too.
+pub(crate) struct Printable<'a>(pub(crate) &'a str);
+
+impl fmt::Display for Printable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.split(char::is_control).enumerate().try_for_each(|(index, part)| {
+            if index > 0 {
+                f.write_str("\u{fffd}")?;
+            }
+            f.write_str(part)
+        })
     }
 }
 
@@ -336,7 +352,7 @@ impl fmt::Display for LossReason {
         match self {
             LossReason::Deadline => f.write_str("it could not be renewed before its deadline"),
             LossReason::Forgotten => f.write_str("the backend no longer knew it"),
-            LossReason::Broken { by } => write!(f, "it was broken by {by}"),
+            LossReason::Broken { by } => write!(f, "it was broken by {}", Printable(by)),
             LossReason::MaxHold => {
                 f.write_str("it was held for the longest time that max_hold allows")
             }

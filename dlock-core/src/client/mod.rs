@@ -15,7 +15,7 @@ pub use self::builder::DlockBuilder;
 pub use self::global::{global, init};
 pub use self::local_state::{LocalHold, LocalState, LocalWait};
 use crate::backend::{Break, Capabilities, Cursor, KeyState, Page, ServerState, unsupported};
-use crate::claim::{Holder, Mode};
+use crate::claim::{Holder, Mode, Printable};
 use crate::config::Settings;
 use crate::driver::Core;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -186,7 +186,10 @@ impl Dlock {
         let core = &self.handle.core;
         let (backend, asked) = (core.backend().clone(), key.clone());
         let looking = async move { backend.inspect(&asked).await };
-        core.ask(Operation::Inspect, looking).await.map_err(|error| error.with_key(&key))
+        let mut state =
+            core.ask(Operation::Inspect, looking).await.map_err(|error| error.with_key(&key))?;
+        state.broken_by = state.broken_by.map(|by| Printable(&by).to_string());
+        Ok(state)
     }
 
     /// Asks the backend for a page of the keys in use that start with `prefix`.
@@ -461,8 +464,13 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
-    #[cfg(feature = "redis")]
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+    use crate::Key;
+    use crate::backend::memory::Memory;
+    use crate::backend::{Answer, Backend, Call, KeyState, Listener, Request};
+    use crate::clock::Clock;
 
     /// A child after `fork` has the client, but not the thread that would answer.
     #[cfg(feature = "redis")]
@@ -478,5 +486,41 @@ mod tests {
         let refused = client.inspect("a").await.unwrap_err();
         assert!(refused.to_string().contains("fork()"), "{refused}");
         client.shutdown(std::time::Duration::ZERO).await;
+    }
+
+    /// A store that is reached through a network, as far as the client knows.
+    struct Remote(crate::backend::memory::Memory);
+
+    impl Backend for Remote {
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { remote: true, ..self.0.capabilities() }
+        }
+        fn open(&self, client: u64, listener: std::sync::Weak<dyn Listener>) {
+            self.0.open(client, listener);
+        }
+        fn call<'a>(&'a self, requests: &'a [Request]) -> Call<'a, Vec<Answer>> {
+            self.0.call(requests)
+        }
+        fn inspect<'a>(&'a self, key: &'a Key) -> Call<'a, Result<KeyState>> {
+            self.0.inspect(key)
+        }
+        fn ping(&self) -> Call<'_, Result<()>> {
+            self.0.ping()
+        }
+    }
+
+    /// Timers stand still while a machine is suspended, and the time of a lease does not.
+    #[tokio::test]
+    async fn a_loss_during_a_suspend_is_told_within_a_second() {
+        static SUSPENDED: AtomicU64 = AtomicU64::new(0);
+        let mut builder = Dlock::builder().backend(Remote(Memory::new()));
+        builder.clock = Some(Clock::Suspended(&SUSPENDED));
+        let client = builder.connect().await.unwrap();
+        let hour = Duration::from_secs(60 * 60);
+        let guard = client.mutex("order:7").ttl(hour).lock().await.unwrap();
+        // The driver sleeps by now, until the renewal in twenty minutes.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        SUSPENDED.store(2 * hour.as_nanos() as u64, Ordering::Release);
+        tokio::time::timeout(Duration::from_secs(2), guard.lost()).await.expect("a loss");
     }
 }
