@@ -283,8 +283,14 @@ impl Connector {
             return error;
         }
         let what = error.detail();
+        let certificates = match self {
+            Connector::AnnouncedNode(endpoint, _) if endpoint.address.is_tls() => {
+                "; if its certificate is for a name, set `cluster-announce-hostname` and `cluster-preferred-endpoint-type hostname`"
+            }
+            _ => "",
+        };
         let what = format!(
-            "{what}. The Redis Cluster announces this address; if it is wrong for this machine, set `cluster-announce-ip` and `cluster-announce-port` on its nodes"
+            "{what}. The Redis Cluster announces this address; if it is wrong for this machine, set `cluster-announce-ip` and `cluster-announce-port` on its nodes{certificates}"
         );
         error.with_message(what)
     }

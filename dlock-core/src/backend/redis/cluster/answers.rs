@@ -177,7 +177,7 @@ mod tests {
         let answers = [removed.clone(), told(1, 12, left.clone()), told(2, 12, left.clone())];
         let chosen_map = chosen(12, 0, &answers).unwrap();
         assert_eq!((chosen_map.map, chosen_map.is_serving), (left, true));
-        assert_eq!(chosen(12, 5, &[removed.clone()]), None, "it answered first");
+        assert_eq!(chosen(12, 5, std::slice::from_ref(&removed)), None, "it answered first");
         assert!(choose(&SlotMap::empty(), 0, 1, &[removed]).unwrap().map.ids().is_empty());
     }
 

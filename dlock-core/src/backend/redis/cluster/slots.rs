@@ -127,6 +127,8 @@ impl SlotMap {
                 Value::Nil => "", // the node that was asked does not know its own
                 _ => return None,
             };
+            // The cluster prefers host names, and this node has none.
+            let host = if host == "?" { ip_of(primary).unwrap_or_default() } else { host };
             let Value::Int(port) = primary.get(1)? else { return None };
             let owner = map.place_of(Node::at(host, u16::try_from(*port).ok()?, asked));
             let slots = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
@@ -195,6 +197,24 @@ impl SlotMap {
     /// How many slots nobody serves.
     pub(super) fn uncovered(&self) -> usize {
         self.owners.iter().filter(|owner| **owner == NOBODY).count()
+    }
+}
+
+/// The address of a node that is called by its name in the answer to `CLUSTER SLOTS`.
+fn ip_of(node: &[Value]) -> Option<&str> {
+    fn text(value: &Value) -> Option<&str> {
+        match value {
+            Value::BulkString(text) => std::str::from_utf8(text).ok(),
+            _ => None,
+        }
+    }
+    match node.get(3)? {
+        Value::Array(pairs) => {
+            let mut pairs = pairs.chunks_exact(2);
+            text(&pairs.find(|pair| text(&pair[0]) == Some("ip"))?[1])
+        }
+        Value::Map(pairs) => text(&pairs.iter().find(|(name, _)| text(name) == Some("ip"))?.1),
+        _ => None,
     }
 }
 
@@ -314,6 +334,19 @@ mod tests {
         for bad in [Value::Nil, Value::Array(vec![Value::Int(1)]), slots(&[(0, 16_384, "h", 1)])] {
             assert_eq!(SlotMap::read(&bad, &asked), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_node_without_the_name_that_is_preferred_is_found_by_its_address() {
+        let word = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let described = |more| Value::Array(vec![word("?"), Value::Int(7000), word("id"), more]);
+        let map = |more| {
+            let range = vec![Value::Int(0), Value::Int(16_383), described(more)];
+            SlotMap::read(&Value::Array(vec![Value::Array(range)]), &node("asked", 1)).unwrap()
+        };
+        let more = Value::Array(vec![word("ip"), word("10.0.0.1")]);
+        assert_eq!(map(more).owner(0), Some(&node("10.0.0.1", 7000)));
+        assert_eq!(map(Value::Array(vec![])).owner(0), Some(&node("asked", 7000)));
     }
 
     #[test]
