@@ -265,7 +265,9 @@ async fn rows_of_lock_in_do_not_grow_for_ever() {
     if let Some(server) = MariaDbServer::start() {
         let url = server.url();
         drop(client(&url).await);
-        server.sql("INSERT INTO dlock.dlock_row SELECT CONCAT('order:', seq) FROM seq_1_to_10500");
+        server.sql(
+            "USE dlock; INSERT INTO dlock_row SELECT CONCAT('order:', seq) FROM seq_1_to_10500",
+        );
         let pool = sqlx::MySqlPool::connect(&url).await.expect("a pool");
         let mut tx = pool.begin().await.expect("a transaction");
         lock_in(&mut tx, "order:1").await.expect("the lock");

@@ -93,7 +93,7 @@ async fn mysql() {
     let mut other = begin().await;
     assert!(!try_lock_in(&mut other, "d").await.expect("an answer"));
     for (tx, expected) in [(&mut tx, 77), (&mut other, 50)] {
-        let now = sqlx::query_scalar::<_, i64>("SELECT @@SESSION.innodb_lock_wait_timeout");
+        let now = sqlx::query_scalar::<_, u64>("SELECT @@SESSION.innodb_lock_wait_timeout");
         assert_eq!(now.fetch_one(&mut **tx).await.expect("it"), expected);
     }
     drop((tx, other));

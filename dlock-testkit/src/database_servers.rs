@@ -236,15 +236,19 @@ impl MariaDbServer {
         server.command = command.into_iter().chain(options.iter().map(|it| (*it).into())).collect();
         server.launch();
         let server = MariaDbServer(server);
-        server.wait_until_ready();
-        server.sql("CREATE DATABASE IF NOT EXISTS dlock");
+        server.wait_for("CREATE DATABASE IF NOT EXISTS dlock");
         Some(server)
     }
 
     pub(crate) fn wait_until_ready(&self) {
+        self.wait_for("SELECT 1");
+    }
+
+    /// Waits until a statement works: a node of a cluster accepts none while it joins.
+    fn wait_for(&self, statement: &str) {
         let began = Instant::now();
-        while self.mariadb("SELECT 1").is_err() {
-            assert!(began.elapsed() < START, "MariaDB does not answer");
+        while let Err(error) = self.mariadb(statement) {
+            assert!(began.elapsed() < START, "MariaDB does not answer: {error}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -266,37 +270,6 @@ impl MariaDbServer {
     pub(crate) fn mariadb(&self, statement: &str) -> Result<String, String> {
         mariadb(self.0.port, statement)
     }
-}
-
-/// A Galera cluster of so many MariaDB servers; `None` if Galera is not installed, see
-/// [`found`](crate::servers::found).
-///
-/// # Panics
-/// If a server does not start.
-pub fn galera(nodes: usize) -> Option<Vec<MariaDbServer>> {
-    const PROVIDER: &str = "/usr/lib/galera/libgalera_smm.so";
-    crate::servers::found("Galera", Path::new(PROVIDER).exists()).then_some(())?;
-    let mut ports: Vec<u16> = Vec::new();
-    let mut cluster = Vec::new();
-    for _ in 0..nodes {
-        let port = crate::ports::free_port();
-        let others: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        let options = [
-            "--wsrep-on=ON".to_owned(),
-            format!("--wsrep-provider={PROVIDER}"),
-            format!("--wsrep-cluster-address=gcomm://{}", others.join(",")),
-            format!("--wsrep-node-address=127.0.0.1:{port}"),
-            format!("--wsrep-provider-options=base_port={port};gcache.size=8M"),
-            // All start from the same state: an empty server.
-            "--wsrep-sst-method=skip".to_owned(),
-            "--binlog-format=ROW".to_owned(),
-            "--innodb-autoinc-lock-mode=2".to_owned(),
-        ];
-        let options: Vec<&str> = options.iter().map(String::as_str).collect();
-        cluster.push(MariaDbServer::with(&options)?);
-        ports.push(port);
-    }
-    Some(cluster)
 }
 
 /// A MySQL 8 server with the database `dlock` and the user `root`, without a password. It is

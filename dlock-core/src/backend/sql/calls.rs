@@ -79,13 +79,23 @@ impl<D: Database> Store<D> {
         let waits = left.iter().map(|(lock, _)| *lock).filter(|lock| !self.stuck.contains(lock));
         let waits: Vec<LockId> = waits.cloned().collect();
         let mut waiting = self.stuck.wait_for(waits.clone());
+        let mut was_in_vain = false;
         for (lock, places) in left {
             let some: Vec<Request> = places.iter().map(|&place| requests[place].clone()).collect();
-            let on_locked = if waits.contains(lock) { OnLocked::Wait } else { OnLocked::Fail };
+            let on_locked = match waits.contains(lock) {
+                false => OnLocked::Fail,
+                // One wait in vain is enough for the others.
+                true if was_in_vain => OnLocked::Fail,
+                true if by_lock.len() > 1 => OnLocked::WaitBriefly,
+                true => OnLocked::Wait,
+            };
             let made = self.in_one(std::slice::from_ref(lock), &some, on_locked).await;
             match &made {
-                Err(fault) if fault.cause == Cause::Locked && on_locked == OnLocked::Wait => {
+                Err(Fault { cause: Cause::Locked | Cause::StillWaiting, .. })
+                    if on_locked != OnLocked::Fail =>
+                {
                     waiting.was_in_vain(lock);
+                    was_in_vain = true;
                 }
                 _ => waiting.is_over(lock),
             }
@@ -149,7 +159,8 @@ fn is_relied_upon((request, answer): (&Request, &Answer)) -> bool {
 
 /// Whether a fault may be that of one row of several.
 fn is_of_one_key(fault: &Fault) -> bool {
-    matches!(fault.cause, Cause::Locked | Cause::Other) && fault.error.kind() != ErrorKind::Unknown
+    matches!(fault.cause, Cause::Locked | Cause::StillWaiting | Cause::Other)
+        && fault.error.kind() != ErrorKind::Unknown
 }
 
 fn answer(

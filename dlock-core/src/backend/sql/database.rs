@@ -130,6 +130,8 @@ pub struct Rows {
 pub enum OnLocked {
     /// Wait, but not as long as a call may take.
     Wait,
+    /// Wait, but so shortly that calls of other keys can be late by that.
+    WaitBriefly,
     /// Fail at once.
     Fail,
     /// Leave it out.
@@ -261,7 +263,7 @@ pub trait Database: Send + Sync + Sized + 'static {
     ) -> impl Future<Output = Sent<Rows>> + Send {
         async move {
             let lock = match lock {
-                Some(OnLocked::Wait) if Self::LOCKS_ROWS => "FOR UPDATE",
+                Some(OnLocked::Wait | OnLocked::WaitBriefly) if Self::LOCKS_ROWS => "FOR UPDATE",
                 Some(OnLocked::Fail) if Self::LOCKS_ROWS => "FOR UPDATE NOWAIT",
                 Some(OnLocked::Skip) if Self::LOCKS_ROWS => "FOR UPDATE SKIP LOCKED",
                 _ => "",

@@ -14,6 +14,8 @@ pub enum Cause {
     Conflict,
     /// A row stayed locked for too long.
     Locked,
+    /// The same, and the server still waits for it on this connection.
+    StillWaiting,
     /// The connection is gone.
     Disconnected,
     /// The server refuses connections or changes for now: too many connections, a full disk.
@@ -97,7 +99,7 @@ impl Fault {
                 "other transactions conflicted with every attempt; nothing was changed; try again"
                     .to_owned(),
             ),
-            Cause::Locked => (
+            Cause::Locked | Cause::StillWaiting => (
                 ErrorKind::Unavailable,
                 "another transaction has locked the row for too long; nothing was changed"
                     .to_owned(),

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use super::connections::{Connections, InUse, UseFor};
 use super::database::{Conn, Database, LockRow, Messages, OnLocked, RowWrite, Rows, Time};
-use super::errors::{Cause, Fault};
+use super::errors::{Cause, Fault, Found};
 use super::names::{LockId, Names};
 use super::polling::Tracker;
 use super::stuck::Stuck;
@@ -42,6 +42,8 @@ const BREAKS_KEPT_US: u64 = 3_600_000_000;
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 /// How often a broken connection is replaced within one call.
 const RECONNECTS: u32 = 2;
+/// How often a brief wait for a row fits into the time of a call. PostgreSQL gives up before.
+const BRIEF_WAITS: u32 = 6;
 /// The longest text for people in a row.
 const MAX_TEXT: usize = 1_000;
 
@@ -192,7 +194,17 @@ impl<D: Database> Store<D> {
         decide: &impl Decide<T>,
     ) -> Result<(Decision<T>, Vec<SentNotice>), Fault> {
         let ids: Vec<String> = locks.iter().map(|lock| lock.id.clone()).collect();
-        let rows = self.database.rows(conn, &ids, Some(on_locked)).await;
+        let rows = self.database.rows(conn, &ids, Some(on_locked));
+        let rows = match on_locked {
+            // Where the server cannot give up so soon, the connection is given up.
+            OnLocked::WaitBriefly => {
+                let brief = self.call_timeout / BRIEF_WAITS;
+                tokio::time::timeout(brief, rows).await.unwrap_or_else(|_| {
+                    Err(Found::error(Cause::StillWaiting, "the row stayed locked"))
+                })
+            }
+            _ => rows.await,
+        };
         let Rows { rows, time } = rows.map_err(|error| self.fault(error))?;
         let mut skipped = BTreeSet::new();
         let (time, floor) = match time {

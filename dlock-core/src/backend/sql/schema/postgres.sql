@@ -5,7 +5,7 @@ CREATE TABLE IF NOT EXISTS dlock_meta (
   value bigint NOT NULL
 );
 INSERT INTO dlock_meta (name, value)
-  VALUES ('layout', 1), ('floor', 0), ('breaks', 0), ('swept', 0) ON CONFLICT DO NOTHING;
+  VALUES ('floor', 0), ('breaks', 0), ('swept', 0) ON CONFLICT DO NOTHING;
 
 -- One row for each lock (namespace/l/key) and each semaphore (namespace/p/key). Only the
 -- key is indexed, and each page has room, so that an update stays in its page.

@@ -88,3 +88,6 @@ CREATE TABLE IF NOT EXISTS dlock_stock_removed (
 INSERT INTO dlock_meta (name, value)
   VALUES ('identity', floor(random() * 9007199254740991)::bigint)
   ON CONFLICT DO NOTHING;
+
+-- The last statement: the tables are complete.
+INSERT INTO dlock_meta (name, value) VALUES ('layout', 1) ON CONFLICT DO NOTHING;
