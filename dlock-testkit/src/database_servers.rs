@@ -366,8 +366,11 @@ fn printed(program: &mut Command) -> Result<String, String> {
     }
 }
 
-/// Where the programs of the newest PostgreSQL are.
+/// Where the programs of the newest PostgreSQL are, or of that in `DLOCK_TEST_POSTGRES`.
 fn postgres_programs() -> Option<PathBuf> {
+    if let Some(programs) = std::env::var_os("DLOCK_TEST_POSTGRES") {
+        return Some(PathBuf::from(programs));
+    }
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
     let programs = versions.filter_map(|version| Some(version.ok()?.path().join("bin")));
     programs.filter(|path| path.join("initdb").exists() && path.join("postgres").exists()).max()
