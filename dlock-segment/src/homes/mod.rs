@@ -167,16 +167,19 @@ impl Homes {
         if self.sites[home].dlock.is_none() || (known.is_none() && !quickly) {
             return self.look(home).await.inspect_err(|error| self.note_away(home, error));
         }
-        match tokio::time::timeout(PATIENCE, self.look(home)).await {
-            Ok(Ok(seen)) => {
-                self.forget_away(home);
-                Ok(seen)
+        // A late answer still tells whether the home is there: it may be far away.
+        let homes = self.clone();
+        let looking = tokio::spawn(async move {
+            let seen = homes.look(home).await;
+            match &seen {
+                Ok(_) => homes.forget_away(home),
+                Err(error) => homes.note_away(home, error),
             }
-            Ok(Err(error)) => {
-                self.note_away(home, &error);
-                Err(error)
-            }
-            Err(_) => Err(known.unwrap_or_else(slow)),
+            seen
+        });
+        match tokio::time::timeout(PATIENCE, looking).await {
+            Ok(Ok(seen)) => seen,
+            Ok(Err(_)) | Err(_) => Err(known.unwrap_or_else(slow)),
         }
     }
 
