@@ -22,6 +22,8 @@ pub struct ReservationHandle<'a> {
     inventory: &'a Inventory,
     operation: String,
     hint: Hint,
+    /// The receipt that was given is of another inventory or operation.
+    has_wrong_receipt: bool,
     deadline: Option<Duration>,
 }
 
@@ -31,6 +33,7 @@ impl<'a> ReservationHandle<'a> {
             inventory,
             operation: operation.to_owned(),
             hint: Hint::default(),
+            has_wrong_receipt: false,
             deadline: None,
         }
     }
@@ -42,8 +45,11 @@ impl<'a> ReservationHandle<'a> {
         self
     }
 
-    /// Gives the receipt of the reservation, which leads to its home.
+    /// Gives the receipt of the reservation, which leads to its home. With the receipt of
+    /// another inventory or operation, every call fails with `Invalid`.
     pub fn receipt(mut self, receipt: &Receipt) -> Self {
+        self.has_wrong_receipt = receipt.inventory != self.inventory.creation_id()
+            || receipt.operation.as_ref() != Some(&self.operation);
         self.hint.home = Some(receipt.home);
         self
     }
@@ -141,7 +147,7 @@ impl<'a> ReservationHandle<'a> {
     /// It may have happened when it is dropped; call it again.
     pub async fn extend(&self, duration: Duration) -> Result<Hold> {
         let lasts = checked_millis("the time of a reservation", duration)?;
-        let id = checked_id("operation id", &self.operation)?;
+        let id = self.checked_id()?;
         let deadline = self.inventory.deadline(self.deadline)?;
         let look = Request::Look { operation: id.clone() };
         let (snapshot, _) = self.inventory.send_to(look, &self.hint, Some(&id), deadline).await?;
@@ -174,11 +180,20 @@ impl<'a> ReservationHandle<'a> {
     /// # Cancel safety
     /// It only reads, so it can be dropped at any time.
     pub async fn get(&self) -> Result<Hold> {
-        let id = checked_id("operation id", &self.operation)?;
+        let id = self.checked_id()?;
         let deadline = self.inventory.deadline(self.deadline)?;
         let (_, origin, record) =
             self.settle(|operation| Request::Look { operation }, deadline).await?;
         Ok(Hold::of(origin, id.to_string(), record))
+    }
+
+    fn checked_id(&self) -> Result<Id> {
+        if self.has_wrong_receipt {
+            return Err(Error::Invalid(
+                "the receipt is of another inventory or operation than the reservation".into(),
+            ));
+        }
+        checked_id("operation id", &self.operation)
     }
 
     async fn settle(
@@ -186,7 +201,7 @@ impl<'a> ReservationHandle<'a> {
         request: impl FnOnce(Id) -> Request,
         deadline: Instant,
     ) -> Result<(HoldState, Origin, Record)> {
-        let id = checked_id("operation id", &self.operation)?;
+        let id = self.checked_id()?;
         let request = request(id.clone());
         match self.inventory.send_to(request, &self.hint, Some(&id), deadline).await? {
             (snapshot, Answer::Found(record)) => match HoldState::of(&record) {

@@ -16,6 +16,7 @@ on_all_stores!(
     cancel_before_reserve,
     extend_is_done_once,
     one_winner_of_confirm_and_cancel,
+    a_receipt_of_another_inventory_is_refused,
 );
 
 async fn reservations(place: Place) {
@@ -136,5 +137,30 @@ async fn one_winner_of_confirm_and_cancel(place: Place) {
         let (confirmed, cancelled) = tokio::join!(one.confirm(), two.cancel());
         assert_eq!(state_of(confirmed), cancelled.unwrap(), "both hear who won");
     }
+    clean_audit(&sale).await;
+}
+
+/// The receipt says where the reservation is: a wrong one must not lead to another home, where
+/// a cancellation would forbid the id and keep the units reserved.
+async fn a_receipt_of_another_inventory_is_refused(place: Place) {
+    let sale = place.sale(5, 1).await;
+    let other = place.builder("other").stock(5).create().await.unwrap();
+    let hold = held(sale.reserve(1).operation("r").send().await.unwrap());
+    let foreign = held(other.reserve(1).operation("r").send().await.unwrap());
+    let another = held(sale.reserve(1).operation("s").send().await.unwrap());
+    for wrong in [&foreign.receipt, &another.receipt] {
+        let handle = sale.reservation("r").receipt(wrong);
+        let lasts = Duration::from_secs(3_600);
+        for refused in [
+            handle.cancel().await.map(drop),
+            handle.confirm().await.map(drop),
+            handle.extend(lasts).await.map(drop),
+            handle.get().await.map(drop),
+        ] {
+            assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+        }
+    }
+    let cancelled = sale.reservation("r").receipt(&hold.receipt).cancel().await.unwrap();
+    assert_eq!(cancelled, HoldState::Cancelled);
     clean_audit(&sale).await;
 }
