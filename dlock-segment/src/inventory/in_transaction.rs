@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use dlock::sql::InTransaction;
 
@@ -17,6 +18,8 @@ use crate::store::{Answer, InventoryId, JournalEntry, Request, Snapshot, Store a
 /// After how many deductions in transactions of the caller rows that are kept no longer are
 /// deleted. A batch deletes some hundreds, so it keeps up.
 const TIDIED_AFTER: u64 = 64;
+/// How much later, so that the transaction of the caller has probably ended.
+const TIDIED_LATER: Duration = Duration::from_millis(200);
 
 impl DeductRequest<'_> {
     /// Buys the units inside a transaction of yours: if you commit, they are bought, and if
@@ -112,7 +115,10 @@ impl Inventory {
         }
         let Ok(store) = self.sql() else { return };
         let id = self.shared.inventory.clone();
-        let tidy = async move { drop(store.apply_from(&id, 0, &[]).await) };
+        let tidy = async move {
+            tokio::time::sleep(TIDIED_LATER).await;
+            drop(store.apply_from(&id, 0, &[]).await);
+        };
         let _ = self.dlock.client_extension().spawn(tidy); // the next one does more
     }
 
