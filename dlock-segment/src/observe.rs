@@ -11,6 +11,7 @@
 //! | `dlock::inventory` | `requests are answered again` | warn | `inventory`, `lasted_s`, `failed` |
 //! | `dlock::inventory` | `the inventory is lost`, at once and once a minute | error | `inventory`, `error`, `failed` |
 //! | `dlock::inventory` | `changed` | info | `inventory`, `change` |
+//! | `dlock::inventory` | the server does not write to disk | warn | - |
 //!
 //! The feature `metrics` adds these counters:
 //!

@@ -123,7 +123,8 @@ async fn as_many_as_there_are(place: Place) {
     assert_eq!((stock[0].sold, stock[1].available), (10, 0));
     clean_audit(&sale).await;
     // Many at once share the rest, and each unit is sold once.
-    let sale = place.sale(50, 4).await.sold_out_for(Duration::ZERO);
+    let sale = place.builder("many").stock(50).segments(4).create().await.unwrap();
+    let sale = sale.sold_out_for(Duration::ZERO);
     let mut buying = tokio::task::JoinSet::new();
     for task in 0..20 {
         let sale = sale.clone();
