@@ -120,8 +120,13 @@ impl Session {
         let is_same = Compare::create_revision(name.entry.as_str(), CompareOp::Equal, revision);
         let options = PutOptions::new().with_lease(lease).with_ignore_value();
         let keep = TxnOp::put(name.entry.as_str(), "", Some(options));
-        let is_kept =
-            self.transaction(Txn::new().when([is_same]).and_then([keep])).await?.succeeded();
+        let keeping = Txn::new().when([is_same]).and_then([keep]);
+        let is_kept = match connection.call(connection.kv().txn(keeping)).await {
+            Ok(answer) => answer.succeeded(),
+            // This lease is over and not that of the session, so another one is asked for.
+            Err(CallError::SessionOver) => return Err(CallError::Outdated),
+            Err(error) => return Err(error),
+        };
         let until = if is_kept { time } else { Duration::ZERO };
         // A lease has whole seconds, and etcd is late to end it: it does so if we cannot.
         let (session, name) = (self.clone(), name.clone());
