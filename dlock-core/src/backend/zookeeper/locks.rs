@@ -8,7 +8,8 @@ use zookeeper_client::{Client, CreateMode, Error as ZkError};
 
 use super::claims::{Known, Node};
 use super::layout::{self, Kind, Place, QueueStatus, grant, places, queue_status};
-use super::paths::below;
+use super::nodes::or_none;
+use super::paths::{below, parent};
 use super::session::Session;
 use super::{ZooKeeper, errors, node_data, watches};
 use crate::claim::{AcquireOutcome, Claim, Holder, Mode, Owner, ReleaseOutcome, RenewOutcome};
@@ -178,22 +179,63 @@ impl ZooKeeper {
         if !session.is_connected() {
             return unavailable("the connection to ZooKeeper is broken; it is being restored");
         }
+        let Ok(client) = session.client() else {
+            return leases.iter().map(|_| Ok(RenewOutcome::Lost)).collect();
+        };
+        // The calls leave when they are made, so all looks are on their way before the first
+        // answer: after a reconnect there may be hundreds of leases.
+        let known: Vec<_> = leases.iter().map(|lease| session.claims.get(lease.owner)).collect();
+        let looked_at: Vec<_> = known.iter().map(Self::parents_of).collect();
+        let looks: Vec<Vec<_>> = looked_at
+            .iter()
+            .map(|paths| paths.iter().map(|path| client.list_children(path)).collect())
+            .collect();
         let mut answers = Vec::with_capacity(leases.len());
-        for lease in leases {
-            answers.push(self.renew_one(&session, lease).await);
+        for ((lease, known), looks) in leases.iter().zip(&known).zip(looks) {
+            let mut found = Vec::with_capacity(looks.len());
+            for look in looks {
+                found.push(or_none(look.await));
+            }
+            let found: Result<Vec<_>, ZkError> = found.into_iter().collect();
+            let renewed = self.renew_one(&session, &client, lease, known.as_ref(), found).await;
+            answers.push(renewed);
         }
         answers
     }
 
-    async fn renew_one(&self, session: &Arc<Session>, lease: &Claim) -> Result<RenewOutcome> {
+    /// What is looked at to renew a claim: the nodes beside its own, and of permits also those
+    /// that wait for one.
+    fn parents_of(known: &Option<Known>) -> Vec<String> {
+        let Some(Known { place, leases, .. }) = known else { return Vec::new() };
+        match (leases.first(), place) {
+            (Some(permit), _) => {
+                let permits = parent(&permit.path);
+                vec![permits.to_owned(), below(parent(permits), layout::PERMIT_LOCKS)]
+            }
+            (None, Some(node)) => vec![parent(&node.path).to_owned()],
+            (None, None) => Vec::new(),
+        }
+    }
+
+    async fn renew_one(
+        &self,
+        session: &Arc<Session>,
+        client: &Client,
+        lease: &Claim,
+        known: Option<&Known>,
+        found: Result<Vec<Vec<String>>, ZkError>,
+    ) -> Result<RenewOutcome> {
         let failed = |error| errors::written(Operation::Renew, error).with_key(&lease.key);
-        let client = session.client().map_err(failed)?;
-        let Some(known) = session.claims.get(lease.owner) else { return Ok(RenewOutcome::Lost) };
-        let others_wait = match lease.mode {
-            Mode::Permits { .. } => self.permits_held(&client, lease, &known).await,
-            _ => self.lock_held(session, &client, lease, &known).await,
+        let Some(known) = known else { return Ok(RenewOutcome::Lost) };
+        let others_wait = match (lease.mode, found.map_err(failed)?.as_slice()) {
+            (Mode::Permits { .. }, [taken, waiting]) => Self::permits_held(lease, taken, waiting),
+            (Mode::Permits { .. }, _) => None,
+            (_, [children, ..]) => {
+                self.lock_held(session, client, lease, known, children).await.map_err(failed)?
+            }
+            _ => None,
         };
-        let Some(others_wait) = others_wait.map_err(failed)? else {
+        let Some(others_wait) = others_wait else {
             // Some of its permits may be there, and nobody releases what is lost.
             if session.claims.removals.begin(lease.owner) {
                 Self::start_removal(session.clone(), lease.owner, self.parents(lease)?);
@@ -211,10 +253,10 @@ impl ZooKeeper {
         client: &Client,
         lease: &Claim,
         known: &Known,
+        children: &[String],
     ) -> Result<Option<bool>, ZkError> {
         let Some(node) = &known.place else { return Ok(None) };
-        let parent = node.path.rsplit_once('/').map_or("/", |(parent, _)| parent);
-        let places = places(self.layout, &Self::children(client, parent).await?);
+        let places = places(self.layout, children);
         // A downgrade that was not answered to its end may have left the writer, its reader,
         // or both. The first of them holds the key.
         let is_own = |place: &&Place| match known.is_doubtful {
@@ -243,7 +285,7 @@ impl ZooKeeper {
         node: &Node,
         own: &Place,
     ) -> Result<(), ZkError> {
-        let parent = node.path.rsplit_once('/').map_or("/", |(parent, _)| parent);
+        let parent = parent(&node.path);
         let name = format!("{}{:010}", self.layout.name(lease.owner, Mode::Shared), own.sequence);
         let path = below(parent, &name);
         if !session.claims.doubt_if_there(lease.owner) {

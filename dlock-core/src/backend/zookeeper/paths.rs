@@ -63,6 +63,11 @@ pub(super) fn below(path: &str, name: &str) -> String {
     format!("{}/{name}", path.trim_end_matches('/'))
 }
 
+/// The node above another one.
+pub(super) fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("/", |(parent, _)| parent)
+}
+
 /// The node above another one, and all above that, the highest first.
 pub(super) fn ancestors(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').filter(|(at, _)| *at > 0).map(|(at, _)| &path[..at])

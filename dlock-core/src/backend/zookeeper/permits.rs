@@ -185,20 +185,14 @@ impl ZooKeeper {
     }
 
     /// Whether others wait for permits; `None` if ours are not there.
-    pub(super) async fn permits_held(
-        &self,
-        client: &Client,
+    pub(super) fn permits_held(
         lease: &Claim,
-        known: &Known,
-    ) -> Result<Option<bool>, ZkError> {
-        let Some(first) = known.leases.first() else { return Ok(None) };
-        let permits = first.path.rsplit_once('/').map_or("/", |(parent, _)| parent);
-        let path = permits.rsplit_once('/').map_or("/", |(parent, _)| parent);
-        let taken = Self::children(client, permits).await?;
-        let waiting = Self::children(client, &below(path, PERMIT_LOCKS)).await?;
+        taken: &[String],
+        waiting: &[String],
+    ) -> Option<bool> {
         let own = taken.iter().filter(|name| layout::is_of(name, lease.owner)).count();
-        let others_wait = !places(Layout::Mutex, &waiting).is_empty();
-        Ok((own >= wanted(lease).0).then_some(others_wait))
+        let others_wait = !places(Layout::Mutex, waiting).is_empty();
+        (own >= wanted(lease).0).then_some(others_wait)
     }
 }
 
