@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
@@ -28,6 +28,8 @@ use crate::error::{Error, Result};
 
 /// How many connections without a request are kept.
 const IDLE: usize = 8;
+/// A longer answer is not read: it would fill the memory.
+const MAX_ANSWER: usize = 64 * 1024 * 1024;
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
 
@@ -202,7 +204,11 @@ impl Http {
             match connection.try_send_request(this).await {
                 Ok(response) => {
                     let (head, body) = response.into_parts();
-                    let body = body.collect().await.map_err(Failure::cut_off)?.to_bytes();
+                    let body = Limited::new(body, MAX_ANSWER).collect().await;
+                    let body = body.map_err(|error| {
+                        Failure::unknown(format_args!("its answer cannot be read ({error})"))
+                    });
+                    let body = body?.to_bytes();
                     let index = head.headers.get("x-consul-index");
                     let index = index.and_then(|it| it.to_str().ok()?.parse().ok()).unwrap_or(0);
                     let mut idle = self.idle.lock();
