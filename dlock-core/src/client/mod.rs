@@ -518,9 +518,12 @@ mod tests {
         let client = builder.connect().await.unwrap();
         let hour = Duration::from_secs(60 * 60);
         let guard = client.mutex("order:7").ttl(hour).lock().await.unwrap();
+        // Whoever asks now would look at the clock: this one is told.
+        let waiting = tokio::spawn(async move { guard.lost().await });
         // The driver sleeps by now, until the renewal in twenty minutes.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
         SUSPENDED.store(2 * hour.as_nanos() as u64, Ordering::Release);
-        tokio::time::timeout(Duration::from_secs(2), guard.lost()).await.expect("a loss");
+        let told = tokio::time::timeout(Duration::from_secs(2), waiting).await;
+        assert_eq!(told.expect("a loss").unwrap(), crate::LossReason::Deadline);
     }
 }

@@ -142,17 +142,7 @@ impl UnknownOutcomes {
         deadline: Instant,
         is_final: bool,
     ) -> Result<(Snapshot, Answer)> {
-        // Only these have an effect of their own under the id. A late copy of the others
-        // changes what the next call about the reservation answers.
-        let creates = matches!(
-            request.what(),
-            Request::Deduct { .. }
-                | Request::Reserve { .. }
-                | Request::Refund { .. }
-                | Request::Restock { .. }
-                | Request::WriteOff { .. }
-                | Request::Import { .. }
-        );
+        let creates = request.class().creates;
         let mut attempt = Attempt { unknown_outcomes: self, id, reply: None };
         let mut was_unknown = false;
         loop {

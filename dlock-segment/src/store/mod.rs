@@ -242,6 +242,9 @@ pub(crate) struct Class {
     pub(crate) counts_units: bool,
     /// The available units that it takes. If they are not in its home, they are brought there.
     pub(crate) takes: Option<u64>,
+    /// Whether it has an effect of its own under its id. A late copy of another request changes
+    /// what the next call about the reservation answers.
+    pub(crate) creates: bool,
     /// The relative cost for the store.
     pub(crate) weight: usize,
 }
@@ -270,7 +273,8 @@ impl Request {
     }
 
     pub(crate) fn class(&self) -> Class {
-        let other = Class { counts_units: true, takes: None, weight: 6 };
+        let other = Class { counts_units: true, takes: None, creates: false, weight: 6 };
+        let taking = |quantity| Class { takes: Some(quantity), creates: true, ..other };
         match *self {
             Request::Deduct { quantity, ref operation, ref buyer } => {
                 let weight = match (operation, buyer) {
@@ -278,16 +282,13 @@ impl Request {
                     (Some(_), None) => 2,
                     (_, Some(_)) => 6,
                 };
-                Class { takes: Some(quantity), weight, ..other }
+                Class { weight, ..taking(quantity) }
             }
             Request::Reserve { quantity, .. }
             | Request::WriteOff { quantity, .. }
-            | Request::Import { quantity, .. } => Class { takes: Some(quantity), ..other },
-            Request::Confirm { .. }
-            | Request::ConfirmPart { .. }
-            | Request::Cancel { .. }
-            | Request::Refund { .. }
-            | Request::Restock { .. } => other,
+            | Request::Import { quantity, .. } => taking(quantity),
+            Request::Confirm { .. } | Request::ConfirmPart { .. } | Request::Cancel { .. } => other,
+            Request::Refund { .. } | Request::Restock { .. } => Class { creates: true, ..other },
             // A longer reservation has the units that it had.
             Request::Extend { .. } | Request::Resolve { .. } | Request::Look { .. } => {
                 Class { counts_units: false, ..other }
