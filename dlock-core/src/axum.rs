@@ -1,9 +1,13 @@
 //! Converts errors to responses of axum.
 
+use std::time::Instant;
+
 use axum_core::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header::RETRY_AFTER};
+use parking_lot::Mutex;
 
 use crate::error::{BodyStatus, Error, ErrorKind, Operation};
+use crate::observe::outage::{Line, Outage};
 
 /// Converts an error to a response with a status by its kind:
 ///
@@ -16,7 +20,8 @@ use crate::error::{BodyStatus, Error, ErrorKind, Operation};
 ///
 /// The body shows neither the key nor the holder. What it hides is logged under the target
 /// `dlock::http`, with the key's label: a 503 at WARN, a 500 at ERROR (no client, no
-/// rights, a lock that was lost).
+/// rights, a lock that was lost). Of many errors of a kind the first is logged, and then one a
+/// minute with their number; each is there at DEBUG.
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let key_is_invalid = self.operation() == Operation::Acquire && self.key().is_none();
@@ -37,7 +42,7 @@ impl IntoResponse for Error {
             }
             _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal error"),
         };
-        log(&self, status);
+        log(&self, status, &mut OUTAGES.lock());
         let mut response = (status, body).into_response();
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -46,21 +51,49 @@ impl IntoResponse for Error {
     }
 }
 
+/// The kinds of errors that handlers of this process answer with just now.
+static OUTAGES: Mutex<Outages> = Mutex::new(Outages(Vec::new()));
+
+struct Outages(Vec<(ErrorKind, Outage)>);
+
+impl Outages {
+    /// Whether an error of this kind is worth a line, and how many there were so far.
+    fn line(&mut self, kind: ErrorKind, now: Instant) -> Option<u64> {
+        let place = self.0.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+            self.0.push((kind, Outage::default()));
+            self.0.len() - 1
+        });
+        match self.0[place].1.failed(now)? {
+            Line::GoesOn { counts, .. } => Some(counts.failed),
+            _ => Some(1),
+        }
+    }
+}
+
 /// Logs the cause of a response that says nothing about it. A busy lock and a bad value
 /// are the answer themselves; they are only debug events of the lock.
-fn log(error: &Error, status: StatusCode) {
+fn log(error: &Error, status: StatusCode, outages: &mut Outages) {
+    if !status.is_server_error() {
+        return;
+    }
     let key = error.key().map(crate::Key::label);
     let status_code = status.as_u16();
-    if status == StatusCode::SERVICE_UNAVAILABLE {
-        tracing::warn!(target: "dlock::http", key, %error, status = status_code, "unavailable");
-    } else if status.is_server_error() {
-        tracing::error!(target: "dlock::http", key, %error, status = status_code, "failed");
+    match (outages.line(error.kind(), Instant::now()), status) {
+        (Some(so_far), StatusCode::SERVICE_UNAVAILABLE) => {
+            tracing::warn!(target: "dlock::http", key, %error, status = status_code, so_far, "unavailable");
+        }
+        (Some(so_far), _) => {
+            tracing::error!(target: "dlock::http", key, %error, status = status_code, so_far, "failed");
+        }
+        (None, _) => {
+            tracing::debug!(target: "dlock::http", key, %error, status = status_code, "failed");
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use super::*;
     use crate::Key;
@@ -70,7 +103,7 @@ mod tests {
 
     impl std::io::Write for Written {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
+            self.0.lock().write(bytes)
         }
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
@@ -84,7 +117,7 @@ mod tests {
         let subscriber =
             tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
         let response = tracing::subscriber::with_default(subscriber, || error.into_response());
-        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(written.0.lock().clone()).unwrap();
         (response.status().as_u16(), text)
     }
 
@@ -111,5 +144,18 @@ mod tests {
         let lost = |body| Error::new(ErrorKind::Lost, Operation::Hold).with_body_status(body);
         assert_eq!(answer(lost(BodyStatus::NotRun)).0, 503, "nothing was done, so try again");
         assert_eq!(answer(lost(BodyStatus::Cancelled)).0, 500);
+    }
+
+    /// Each request of a crowd fails while the store is away.
+    #[test]
+    fn an_outage_is_a_few_lines() {
+        let (mut outages, start) = (Outages(Vec::new()), Instant::now());
+        let failed = |second: u64| start + std::time::Duration::from_secs(second);
+        let lines: Vec<_> = (0..150)
+            .flat_map(|second| [second; 1_000])
+            .filter_map(|second| outages.line(ErrorKind::Unavailable, failed(second)))
+            .collect();
+        assert_eq!(lines, [1, 60_001, 120_001]);
+        assert_eq!(outages.line(ErrorKind::Denied, failed(150)), Some(1), "another cause");
     }
 }
