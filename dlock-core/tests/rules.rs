@@ -433,3 +433,40 @@ async fn who_waits_for_itself_is_told() {
     let told = other.mutex("order:7").wait(Duration::from_millis(10)).lock().await.unwrap_err();
     assert!(!told.to_string().contains("this very client"), "{told}");
 }
+
+/// Threads without a runtime wait for tasks, and tasks for them.
+#[test]
+fn threads_without_a_runtime_lock_too() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let dlock = runtime.block_on(Dlock::connect("memory://")).unwrap();
+    let inside = std::sync::atomic::AtomicBool::new(false);
+    let enter = || {
+        let alone = !inside.swap(true, std::sync::atomic::Ordering::SeqCst);
+        std::thread::yield_now();
+        inside.store(false, std::sync::atomic::Ordering::SeqCst);
+        assert!(alone, "two are inside");
+    };
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                for _ in 0..200 {
+                    let guard = dlock.mutex("order:7").lock_blocking().unwrap();
+                    enter();
+                    drop(guard);
+                }
+            });
+        }
+        runtime.block_on(async {
+            for _ in 0..200 {
+                let guard = dlock.mutex("order:7").lock().await.unwrap();
+                enter();
+                let _ = guard.release().await.unwrap();
+            }
+        });
+    });
+    drop(runtime); // nobody drove its timer any more
+    let held = dlock.mutex("order:7").lock_blocking().unwrap();
+    let busy = dlock.mutex("order:7").wait(Duration::from_millis(20)).lock_blocking();
+    assert_eq!(busy.unwrap_err().kind(), ErrorKind::TimedOut);
+    drop(held);
+}

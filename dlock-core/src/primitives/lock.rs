@@ -160,6 +160,28 @@ impl<G: LockGuard> Lock<G> {
         self.lock_until(None).await
     }
 
+    /// Acquires the lock and blocks the thread meanwhile: for threads without a runtime, such as
+    /// those of `rayon` or `tokio::task::spawn_blocking`. In async code it would block the
+    /// runtime; use [`lock`](Self::lock) there.
+    ///
+    /// ```
+    /// # let runtime = tokio::runtime::Runtime::new().unwrap();
+    /// # let dlock = runtime.block_on(dlock::Dlock::connect("memory://")).unwrap();
+    /// std::thread::scope(|threads| {
+    ///     threads.spawn(|| {
+    ///         let guard = dlock.mutex("order:7").lock_blocking()?;
+    ///         println!("write with token {}", guard.token());
+    ///         dlock::Result::Ok(())
+    ///     });
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    pub fn lock_blocking(&self) -> Result<G> {
+        block_on(self.lock())
+    }
+
     /// Acquires the lock, waiting until a moment instead of for the lock's wait.
     pub(super) async fn lock_until(&self, until: Option<Moment>) -> Result<G> {
         match self.acquire(false, until).await {
@@ -353,6 +375,27 @@ impl<G: LockGuard> Lock<G> {
             );
         }
         format!("still held by {holder} after {waited}; try again, or raise .wait(..)")
+    }
+}
+
+/// Runs a future on a thread that has no runtime.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(output) => return output,
+            std::task::Poll::Pending => std::thread::park(),
+        }
     }
 }
 
