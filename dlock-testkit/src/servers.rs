@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 /// The directory of programs that take long to build or to fetch.
-pub(crate) fn cache() -> PathBuf {
+pub fn cache() -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
     cache.join("dlock-servers")
@@ -38,7 +38,7 @@ fn missing(server: &str, is_there: bool, required: bool) -> bool {
 }
 
 /// Prints that a test is skipped. The test harness does not capture this output.
-fn skipped(why: &str) {
+pub fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 

@@ -9,12 +9,17 @@ use std::time::{Duration, Instant};
 /// The path of the program.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_dlock");
 
-/// The program, without the `DLOCK_` variables and the ignored signals of the test's own
+/// The program of this build; see [`dlock_of`].
+pub(crate) fn dlock() -> Command {
+    dlock_of(Path::new(PROGRAM))
+}
+
+/// A program, without the `DLOCK_` variables and the ignored signals of the test's own
 /// environment. A test that runs in the background may have signals ignored, and the
 /// program would inherit that.
-pub(crate) fn dlock() -> Command {
+pub(crate) fn dlock_of(program: &Path) -> Command {
     let mut command = Command::new("env");
-    command.args(["--default-signal=HUP,INT,QUIT,TERM", PROGRAM]);
+    command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DLOCK_") {
             command.env_remove(name);
