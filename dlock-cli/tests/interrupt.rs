@@ -9,8 +9,7 @@ use support::{on, until};
 
 /// The keys in the server, without tokens, which expire a second later.
 fn keys(server: &RedisServer) -> Vec<String> {
-    let all = server.cli(&["--raw", "KEYS", "*"]);
-    all.lines().filter(|name| !name.ends_with("}:lt")).map(ToOwned::to_owned).collect()
+    server.keys().into_iter().filter(|name| !name.ends_with("}:lt")).collect()
 }
 
 fn started(server: &RedisServer, arguments: &[&str]) -> Child {

@@ -77,13 +77,51 @@ async fn conformance_with_the_least_rights() {
     Suite::new(move || Redis::new(&url, "test").expect("a URL")).run().await;
     for node in &cluster.nodes[..3] {
         eventually("nothing is left", async || {
-            let keys = blocking(|| node.cli(&["--scan"]));
-            !keys.lines().any(|key| !key.is_empty() && !key.ends_with("}:b"))
+            blocking(|| node.keys()).iter().all(|key| key.ends_with("}:b"))
         })
         .await;
         let denied = blocking(|| node.cli(&["ACL", "LOG"]));
         assert!(!denied.contains("dlock"), "{denied}");
     }
+}
+
+/// One node knows the marker of a namespace. It is asked before the first call, whichever
+/// node the call is for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_of_another_layout_is_refused() {
+    const MARKER: &str = "dlock:layout:test";
+    let Some(cluster) = without_failovers() else { return };
+    let slot = blocking(|| cluster.slot_of(MARKER));
+    let keeper = blocking(|| cluster.primary_of(slot));
+    let other = (0..3).find(|node| *node != keeper).expect("another node");
+    let key = key_at(&cluster, other);
+    // Its seed does not know the marker either.
+    let url = cluster.nodes[other].url().replace("redis://", "redis+cluster://");
+    let client = patient(&url);
+    let held = client.mutex(key.as_str()).lock().await.expect("the lock");
+    let marker = |command: &[&str]| blocking(|| cluster.nodes[keeper].cli(command));
+    assert_eq!(marker(&["GET", MARKER]), "2", "the first program writes it");
+    marker(&["SET", MARKER, "3"]);
+    let is_refused = |error: dlock::Error| {
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("kept in layout 3"), "{error}");
+    };
+    is_refused(dlock_testkit::redis::client(&url).connect().await.expect_err("refused"));
+    is_refused(patient(&url).mutex(key.as_str()).try_lock().await.expect_err("refused"));
+    is_refused(patient(&url).list("", Cursor::default()).await.expect_err("refused"));
+    // A client that was connected is refused after its next connection to that node.
+    marker(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let lost = tokio::time::timeout(TTL * 3, held.lost()).await;
+    lost.expect("by its deadline");
+    is_refused(client.mutex(key.as_str()).try_lock().await.expect_err("refused"));
+    marker(&["DEL", MARKER]);
+    // The slot of the marker moves, and is asked for where it is by then.
+    blocking(|| cluster.move_slot(slot, other));
+    eventually("locks are granted again", async || {
+        client.mutex(key.as_str()).try_lock().await.is_ok_and(|guard| guard.is_some())
+    })
+    .await;
+    assert_eq!(blocking(|| cluster.nodes[other].cli(&["GET", MARKER])), "2");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -95,7 +133,7 @@ async fn locks_are_spread_over_the_primaries_and_listed() {
         guards.push(client.mutex(format!("order:{n}")).lock().await.expect("the lock"));
     }
     for node in &cluster.nodes[..3] {
-        assert_ne!(blocking(|| node.cli(&["DBSIZE"])), "0");
+        assert_ne!(blocking(|| node.keys()), [""; 0]);
     }
     let mut keys = Vec::new();
     let mut cursor = Some(Cursor::default());

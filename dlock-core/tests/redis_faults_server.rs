@@ -367,6 +367,71 @@ async fn keys_of_another_type_or_layout_are_told() {
     server.assert_nothing_left().await;
 }
 
+/// Programs of two layouts never meet at a key, so each connection reads the marker of the
+/// namespace.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_of_another_layout_is_refused() {
+    const MARKER: &str = "dlock:layout:test";
+    let Some(server) = RedisServer::start() else { return };
+    let client = impatient(&server.url());
+    let held = client.mutex("held").lock().await.expect("the lock");
+    assert_eq!(server.cli(&["GET", MARKER]), "2", "the first program writes it");
+    assert_eq!(server.cli(&["TTL", MARKER]), "-1");
+    server.cli(&["SET", MARKER, "3"]);
+    let advice = "are kept in layout 3, and this program writes layout 2";
+    let connected = dlock_testkit::redis::client(&server.url()).connect().await;
+    told(&connected.expect_err("refused"), ErrorKind::Config, advice);
+    refused(&impatient(&server.url()), ErrorKind::Config, advice).await;
+    // Another namespace is free to use.
+    let elsewhere = client_of(&server, "elsewhere");
+    drop(elsewhere.mutex("held").try_lock().await.expect("an answer").expect("the lock"));
+    // A client that was connected is refused at its next connection, and its guard ends.
+    server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    let lost = tokio::time::timeout(TTL * 3, held.lost()).await;
+    lost.expect("by its deadline");
+    refused(&client, ErrorKind::Config, advice).await;
+    assert_eq!(server.cli(&["GET", MARKER]), "3", "it is not written again");
+    // What cannot be read is not told: it could be a secret.
+    server.cli(&["SET", MARKER, SECRET]);
+    server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    eventually("it was read again", async || {
+        let error = client.mutex("refused").try_lock().await.expect_err("refused");
+        error.to_string().contains("an unknown layout") && !format!("{error:?}").contains("horse")
+    })
+    .await;
+    server.cli(&["DEL", MARKER]);
+    recovered(&client).await;
+    drop((held, elsewhere, client));
+    server.assert_nothing_left().await;
+}
+
+fn client_of(server: &RedisServer, namespace: &str) -> Dlock {
+    client(&server.url()).namespace(namespace).connect_lazy().expect("a client")
+}
+
+/// What keeps the marker from being written does not keep clients from connecting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_marker_that_cannot_be_written_is_no_reason_to_refuse() {
+    let Some(server) = RedisServer::start() else { return };
+    // The rights of a user before there was a marker.
+    let rights = include_str!("../../docs/redis.acl");
+    let lines = rights.lines().filter(|line| !line.starts_with('#'));
+    let words = lines.flat_map(str::split_whitespace).filter(|word| *word != "~dlock:layout:*");
+    let rights: Vec<&str> = words.collect();
+    let command = [&["ACL", "SETUSER", "dlock", "reset", "on", ">secret"], &rights[..]].concat();
+    assert_eq!(server.cli(&command), "OK");
+    let url = server.url().replace("redis://", "redis://dlock:secret@");
+    drop(impatient(&url).mutex("a").try_lock().await.expect("an answer").expect("the lock"));
+    // Out of memory: the client connects, and the lock says why there is none.
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    refused(&impatient(&server.url()), ErrorKind::Unavailable, "out of memory").await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(server.keys(), [""; 0]);
+    assert_eq!(server.cli(&["EXISTS", "dlock:layout:test"]), "0");
+    recovered(&impatient(&server.url())).await;
+    assert_eq!(server.cli(&["GET", "dlock:layout:test"]), "2");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_16_a_flush_is_learned_at_the_next_renewal() {
     let Some(server) = RedisServer::start() else { return };

@@ -31,11 +31,23 @@ fn blocking<T>(what: impl FnOnce() -> T) -> T {
 async fn nothing_is_left(servers: &QuorumServers) {
     for node in &servers.nodes {
         eventually("nothing is left", async || {
-            let keys = blocking(|| node.cli(&["--scan"]));
-            keys.lines().all(|key| key.is_empty() || key.ends_with("{test}:v"))
+            blocking(|| node.keys()).iter().all(|key| key.ends_with("{test}:v"))
         })
         .await;
     }
+}
+
+/// A node of another layout has no vote; with a majority of them there is no lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_of_another_layout_do_not_vote() {
+    let Some(servers) = QuorumServers::start(3, Duration::from_secs(60)).await else { return };
+    let mark = |node: &RedisServer| blocking(|| node.cli(&["SET", "dlock:layout:test", "3"]));
+    assert_eq!(mark(&servers.nodes[0]), "OK");
+    drop(patient(&servers.url()).mutex("a").lock().await.expect("a majority"));
+    assert_eq!(mark(&servers.nodes[1]), "OK");
+    let error = patient(&servers.url()).mutex("a").try_lock().await.expect_err("refused");
+    assert!(error.to_string().contains("layout"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -237,6 +237,15 @@ impl RedisServer {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
+    /// The keys in the server, without the marker of a layout, which stays for ever.
+    ///
+    /// # Panics
+    /// If `redis-cli` cannot be run.
+    pub fn keys(&self) -> Vec<String> {
+        let keys = self.cli(&["--raw", "KEYS", "*"]);
+        keys.lines().filter(|key| !key.is_empty() && !is_layout(key)).map(str::to_owned).collect()
+    }
+
     /// Runs `redis-cli` with many commands and returns what it prints, in lines.
     ///
     /// # Panics
@@ -304,6 +313,11 @@ impl Clock {
     }
 }
 
+/// Whether a key is the marker that says in which layout a namespace is kept.
+fn is_layout(key: &str) -> bool {
+    key.starts_with("dlock:layout:")
+}
+
 /// The keys, connections and channels of clients that are left at a server. The name
 /// of who broke a lock is kept for an hour and is not counted; nor are other servers that
 /// are connected to this one.
@@ -314,9 +328,9 @@ fn left(server: &RedisServer) -> Vec<String> {
         databases.map(|database| server.cli(&["-n", database, "--scan"]) + "\n").collect();
     let clients = server.cli(&["CLIENT", "LIST"]);
     let channels = server.cli(&["PUBSUB", "CHANNELS"]);
-    // Who broke a lock is kept for an hour, and the marker of a node for ever.
+    // Who broke a lock is kept for an hour, and the markers of a node and of a layout for ever.
     let is_kept = |key: &&str| key.is_empty() || key.ends_with("}:b") || key.ends_with("}:v");
-    let keys = keys.lines().filter(|key| !is_kept(key));
+    let keys = keys.lines().filter(|key| !is_kept(key) && !is_layout(key));
     let servers = ["cmd=client", " name=sentinel-", " flags=S ", " flags=M "];
     let clients = clients.lines().filter(|client| !servers.iter().any(|it| client.contains(it)));
     let sharded = server.cli(&["PUBSUB", "SHARDCHANNELS"]);

@@ -10,7 +10,9 @@ use crate::backend::{HolderState, WaiterState, notice_message};
 use crate::claim::{Claim, Holder, Mode, Notice, Owner};
 use crate::key::Key;
 
-/// Part of every key, so that another layout never meets this one.
+/// The layout of what is stored. `layout_marker.rs` keeps programs of two layouts apart.
+pub(super) const LAYOUT: &str = "2";
+/// What every key starts with: the layout is a part of it.
 const START: &str = "dlock:2:";
 
 /// The names of the keys of one namespace.
@@ -296,6 +298,11 @@ mod tests {
         }
         assert_eq!(names.state(&Key::new("a").unwrap(), false), "dlock:2:{shop:a}:l");
         assert!(Names::new("sho").key_of("dlock:2:{shop:a}:l").is_none());
+    }
+
+    #[test]
+    fn names_begin_with_the_layout() {
+        assert_eq!(START, format!("dlock:{LAYOUT}:"));
     }
 
     #[test]

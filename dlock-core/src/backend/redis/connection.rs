@@ -27,6 +27,7 @@ pub(super) use self::attempt::pause;
 pub(super) use self::submit::{OnAnswer, Submitted, SubmittedRun};
 use super::connector::{Connection, Connector};
 use super::errors;
+use super::layout_marker::LayoutMarker;
 use super::scripts::Run;
 use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::backend::{Listener, ServerState};
@@ -41,6 +42,8 @@ const SILENCE: Duration = Duration::from_millis(100);
 /// A way to one server.
 pub(super) struct Link {
     connector: Connector,
+    /// Read on each new connection.
+    layout: Option<Arc<LayoutMarker>>,
     shown: String,
     eviction: Eviction,
     /// Shorter than a call may take, so that its caller hears why there is none.
@@ -110,7 +113,12 @@ impl Drop for Live {
 }
 
 impl Link {
-    pub(super) fn new(connector: Connector, config: &Settings) -> Arc<Self> {
+    /// `layout`: the marker of its namespace, unless the layout is somebody else's.
+    pub(super) fn new(
+        connector: Connector,
+        layout: Option<Arc<LayoutMarker>>,
+        config: &Settings,
+    ) -> Arc<Self> {
         let eviction = config.eviction;
         let connect_timeout = CONNECT_TIMEOUT.min(config.call_timeout * 3 / 4);
         let shown = connector.shown();
@@ -120,6 +128,7 @@ impl Link {
         let (listener, watcher) = (OnceLock::new(), Mutex::new(None));
         Arc::new(Link {
             connector,
+            layout,
             shown,
             eviction,
             connect_timeout,

@@ -22,6 +22,7 @@ mod errors;
 pub mod extension;
 mod health;
 mod join_all;
+mod layout_marker;
 mod node_ids;
 mod notices;
 mod operators;
@@ -52,6 +53,7 @@ pub use self::connector::Credentials;
 use self::connector::{Connector, Endpoint};
 pub(crate) use self::connector::{Provider, TlsFiles, UserConnection};
 use self::join_all::join_all;
+use self::layout_marker::LayoutMarker;
 use self::notices::Notices;
 use self::recent_releases::{AfterFailover, RecentReleases};
 pub use self::redisson::Redisson;
@@ -152,7 +154,8 @@ impl Redis {
             if url.scheme().ends_with("+cluster") {
                 return Ok(Route::Cluster(Cluster::configured(config, url, provider)?));
             }
-            Ok(Route::Server(Link::new(Connector::configured(config, url, provider)?, config)))
+            let connector = Connector::configured(config, url, provider)?;
+            Ok(Route::Server(Link::new(connector, Some(LayoutMarker::of(config)), config)))
         };
         Self::over(route, config)
     }
@@ -160,7 +163,8 @@ impl Redis {
     /// The server that the user is connected to already.
     pub(crate) fn with_connection(connection: UserConnection, config: &Settings) -> Result<Self> {
         let connector = || Connector::UserConnection(connection.clone());
-        Self::over(|| Ok(Route::Server(Link::new(connector(), config))), config)
+        let link = || Link::new(connector(), Some(LayoutMarker::of(config)), config);
+        Self::over(|| Ok(Route::Server(link())), config)
     }
 
     fn over(new_route: impl Fn() -> Result<Route>, config: &Settings) -> Result<Self> {

@@ -74,7 +74,7 @@ impl Route {
     pub(super) async fn connected(&self, operation: Operation) -> Result<()> {
         match self {
             Route::Server(link) => link.connected(operation).await,
-            Route::Cluster(cluster) => cluster.primaries(operation).await.map(drop),
+            Route::Cluster(cluster) => cluster.connected(operation).await,
         }
     }
 

@@ -38,10 +38,11 @@ use super::address::Address;
 use super::connection::{Link, Live};
 use super::connector::{Connector, Endpoint, Provider};
 use super::errors;
+use super::layout_marker::LayoutMarker;
 use super::replication::ServedBy;
 use super::scripts::Run;
-use crate::backend::Listener;
 use crate::backend::abort_on_drop::AbortOnDrop;
+use crate::backend::{Call, Listener};
 use crate::config::{Settings, parse_url};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
@@ -57,6 +58,8 @@ pub(super) struct Cluster {
     endpoint: Endpoint,
     /// The nodes that the user named.
     seeds: Vec<Node>,
+    /// Read at the node that serves its slot, before the first call.
+    layout: Arc<LayoutMarker>,
     settings: Settings,
     map: RwLock<SlotMap>,
     links: Mutex<Vec<(Node, Arc<Link>)>>,
@@ -108,6 +111,7 @@ impl Cluster {
         Ok(Arc::new(Cluster {
             endpoint,
             seeds: hosts.into_iter().map(Node::from).collect(),
+            layout: LayoutMarker::of(config),
             settings: config.clone(),
             map: RwLock::new(SlotMap::empty()),
             links: Mutex::default(),
@@ -174,7 +178,7 @@ impl Cluster {
             true => Connector::Node(endpoint, member),
             false => Connector::AnnouncedNode(endpoint, member),
         };
-        let link = Link::new(connector, &self.settings);
+        let link = Link::new(connector, Some(self.layout.clone()), &self.settings);
         if let Some(listener) = self.listener.get() {
             link.set_listener(listener.clone());
         }
@@ -208,8 +212,50 @@ impl Cluster {
         self.owner(slot_of(name), operation).await.map(|node| node.to_string())
     }
 
+    /// Sees to it that there is a map, and that the namespace is kept in this layout.
+    pub(super) async fn connected(self: &Arc<Self>, operation: Operation) -> Result<()> {
+        self.primaries(operation).await?;
+        self.confirm_layout(operation).await
+    }
+
+    /// Asks the node that knows in which layout the namespace is kept, unless that is
+    /// known: another node, which the call is for, does not know it.
+    async fn confirm_layout(self: &Arc<Self>, operation: Operation) -> Result<()> {
+        if self.layout.is_confirmed() {
+            return Ok(());
+        }
+        let ask = |command: Cmd| {
+            Call::new(async move {
+                let sent = Sent::Command(&command);
+                let (_, answer) = self.routed(operation, self.layout.name(), sent).await?;
+                Ok(answer)
+            })
+        };
+        self.layout.check(ask).await.map_err(|error| error.with_operation(operation))?;
+        if self.layout.is_confirmed() {
+            return Ok(());
+        }
+        let name = self.layout.name();
+        Err(Error::new(ErrorKind::Unavailable, operation).with_message(format!(
+            "no node of the Redis Cluster serves the slot of `{name}`, which is read before the first call; see `redis-cli --cluster check`"
+        )))
+    }
+
     /// Sends a request to the node that serves this name, wherever that is by now.
     pub(super) async fn send(
+        self: &Arc<Self>,
+        operation: Operation,
+        name: &str,
+        sent: Sent<'_>,
+    ) -> Result<(ServedBy, Value)> {
+        self.confirm_layout(operation).await?;
+        let ((link, live), answer) = self.routed(operation, name, sent).await?;
+        let answer = link.checked(&live, operation, answer)?;
+        Ok(((link, live), answer))
+    }
+
+    /// The same, whatever the layout. The refusal of the last node is an answer.
+    async fn routed(
         self: &Arc<Self>,
         operation: Operation,
         name: &str,
@@ -250,7 +296,6 @@ impl Cluster {
                     if redirection.is_some() {
                         self.stale.notify_one();
                     }
-                    let answer = link.checked(&live, operation, answer)?;
                     return Ok(((link, live), answer));
                 }
                 Some(Redirection::Moved { slot, to }) => {

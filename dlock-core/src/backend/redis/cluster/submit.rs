@@ -77,6 +77,9 @@ impl Cluster {
         requests: &[Request],
         name: impl Fn(&Request) -> String,
     ) -> Option<Vec<ToNode>> {
+        if !self.layout.is_confirmed() {
+            return None; // `send` asks
+        }
         let mut nodes: Vec<ToNode> = Vec::new();
         let map = self.map.read();
         for (place, request) in requests.iter().enumerate() {

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rand::RngExt as _;
+use redis::Cmd;
 use tokio::sync::watch;
 
 use super::super::connector::Connection;
 use super::super::pipeline::Pipeline;
 use super::super::{errors, sentinel, server_check};
 use super::{Link, Live, State};
+use crate::backend::Call;
 use crate::backend::abort_on_drop::AbortOnDrop;
 use crate::error::Operation;
 
@@ -138,6 +140,16 @@ impl Attempt {
             let kind = link.connector.kind();
             server_check::check(&live.connection, kind, link.eviction, first).await?;
             link.connector.handshake(&live.connection).await?;
+            if let Some(layout) = &link.layout {
+                let connection = &live.connection;
+                let ask = |command: Cmd| {
+                    Call::new(async move {
+                        let answer = connection.send(&command).await;
+                        answer.map_err(|error| errors::unanswered(Operation::Connect, &error))
+                    })
+                };
+                layout.check(ask).await?;
+            }
             if link.connector.may_be_a_proxy() {
                 let one_slot = server_check::wants_one_slot(&live.connection).await?;
                 link.one_slot.store(one_slot, Ordering::Relaxed);

@@ -114,7 +114,7 @@ impl Redisson {
                 "the layout `redisson` does not wait for replicas; remove `min_replicas` or `layout`",
             ));
         }
-        let link = Link::new(connector, config);
+        let link = Link::new(connector, None, config);
         let shared = Shared {
             channels: Channels::new(link.clone()),
             link,

@@ -52,6 +52,7 @@ use super::codec::{self as names, Names};
 use super::connection::Link;
 use super::connector::{Connector, Endpoint, Provider, settings};
 use super::join_all::join_all;
+use super::layout_marker::LayoutMarker;
 use super::notices::Notices;
 use super::scripts::Run;
 use super::{COMBINED, errors, exclusive_only, has_acquire};
@@ -199,7 +200,7 @@ impl RedLock {
             let marker = names.marker();
             let voter = Arc::new(Voter::new(place, known_nodes.clone(), marker, longest, new));
             let connector = Connector::Voter(endpoint.at(host, *port), voter.clone());
-            let link = Link::new(connector, config);
+            let link = Link::new(connector, Some(LayoutMarker::of(config)), config);
             Node::new(link, voter, Notices::new(channel.clone(), names.clone(), false))
         });
         let nodes: Vec<_> = nodes.collect();
