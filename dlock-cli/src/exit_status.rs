@@ -3,7 +3,8 @@
 use dlock::ErrorKind;
 use dlock_bench::interrupt::Interrupted;
 
-/// Another client holds the lock, or an audit was not exact; try again later.
+/// Another client holds the lock, an audit was not exact, or the lock that was to be broken
+/// has changed hands; try again later.
 pub(crate) const BUSY: u8 = 75;
 /// The lock was lost while the program ran under it.
 pub(crate) const LOST: u8 = 76;
@@ -28,7 +29,8 @@ Exit status:
    2  the command line is not valid
   64  a key or the value of an option is not valid
   69  the backend cannot be reached or did not answer
-  75  the lock is busy, or (dlock inventory) the audit was not exact: try again later
+  75  the lock is busy, (dlock inventory) the audit was not exact, or (dlock break) the lock
+      has changed hands meanwhile: look, and try again later
   76  the lock was lost while the program ran
   77  the backend rejects the credentials, or they do not have the rights
   78  the URL or the configuration is not valid

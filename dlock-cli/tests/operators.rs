@@ -3,11 +3,15 @@
 
 mod support;
 
+use std::io::{Read as _, Write as _};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
 use dlock::{Dlock, State};
 use dlock_segment::{CreationId, Deduction, Inventory, Reservation};
 use dlock_testkit::redis::RedisServer;
 use dlock_testkit::topology::{SentinelServers, independent};
-use support::{dlock, json, on, output, printed, status, stderr_of};
+use support::{PROGRAM, dlock, json, on, output, printed, status, stderr_of};
 
 async fn client(server: &RedisServer) -> Dlock {
     let client = Dlock::builder().url(&server.url()).client_name("shop-7");
@@ -126,6 +130,110 @@ async fn breaking_asks_first() {
         let again = output(on(&server.url()).stdin(std::process::Stdio::null()), again);
         assert_eq!(status(&again), 0, "there is nothing to ask about");
         assert!(printed(&again).contains("nobody holds"), "{}", printed(&again));
+    }
+}
+
+/// The lock changes hands while `dlock break` waits for the answer of the operator.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_holder_that_was_shown_is_broken() {
+    let Some(server) = RedisServer::start() else { return };
+    let shop = client(&server).await;
+    let sick = shop.mutex("order:7").lock().await.expect("the lock");
+    let mut asked = AskedOnTerminal::start(&server.url(), "break order:7");
+    let shown = asked.question();
+    assert!(shown.contains(&format!("token {}", sick.token())), "{shown}");
+    let seen = sick.token().to_string();
+    sick.release().await.expect("an answer");
+    let healthy = shop.mutex("order:7").lock().await.expect("the lock");
+    let (code, printed_later) = asked.answer("y");
+    assert_eq!(code, Some(75), "{printed_later}");
+    assert!(printed_later.contains("has changed hands"), "{printed_later}");
+    assert!(printed_later.contains("nothing was broken"), "{printed_later}");
+    let scripted = output(&mut on(&server.url()), &["break", "order:7", "--token", &seen]);
+    assert_eq!(status(&scripted), 75, "{}", stderr_of(&scripted));
+    assert!(stderr_of(&scripted).contains("nothing was broken"), "{}", stderr_of(&scripted));
+    assert!(tokio::time::timeout(Duration::from_millis(300), healthy.lost()).await.is_err());
+    assert_eq!(healthy.state(), State::Held);
+
+    let mut asked = AskedOnTerminal::start(&server.url(), "break order:7");
+    asked.question();
+    assert_eq!(asked.answer("n").0, Some(1));
+    assert_eq!(healthy.state(), State::Held);
+    let mut asked = AskedOnTerminal::start(&server.url(), "break order:7");
+    asked.question();
+    assert_eq!(asked.answer("y").0, Some(0));
+    healthy.lost().await;
+    eventually_free(&shop, "order:7").await;
+
+    let guard = shop.mutex("order:7").lock().await.expect("the lock");
+    let token = guard.token().to_string();
+    let scripted = output(&mut on(&server.url()), &["break", "order:7", "--token", &token]);
+    assert_eq!(status(&scripted), 0, "{}", stderr_of(&scripted));
+    guard.lost().await;
+}
+
+/// The lock and the semaphore of a key are broken apart.
+#[tokio::test(flavor = "multi_thread")]
+async fn permits_are_not_taken_with_the_lock() {
+    let Some(server) = RedisServer::start() else { return };
+    let shop = client(&server).await;
+    let permits = shop.semaphore("exports", 3).permits(2).lock().await.expect("permits");
+    let guard = shop.mutex("exports").lock().await.expect("the lock");
+    let mut asked = AskedOnTerminal::start(&server.url(), "break exports");
+    let shown = asked.question();
+    assert!(shown.contains("--permits"), "{shown}");
+    assert_eq!(asked.answer("y").0, Some(0));
+    guard.lost().await;
+    assert_eq!(permits.state(), State::Held);
+    let guard = shop.mutex("exports").lock().await.expect("free after a while");
+    let broken = output(&mut on(&server.url()), &["break", "exports", "--permits", "--yes"]);
+    assert_eq!(status(&broken), 0, "{}", stderr_of(&broken));
+    permits.lost().await;
+    assert_eq!(guard.state(), State::Held);
+    drop(guard);
+    eventually_free(&shop, "exports").await;
+    let permits = shop.semaphore("exports", 3).permits(2).lock().await.expect("permits");
+    let broken = json(&output(&mut on(&server.url()), &["break", "exports", "--yes", "--json"]));
+    assert_eq!(broken[0]["holders"], 1, "nobody holds the lock, so the permits are meant");
+    permits.lost().await;
+}
+
+/// A command of dlock on a terminal, which asks a question.
+struct AskedOnTerminal {
+    child: Child,
+    printed: String,
+}
+
+impl AskedOnTerminal {
+    fn start(url: &str, arguments: &str) -> Self {
+        let mut command = Command::new("script");
+        command.args(["-qec", &format!("{PROGRAM} {arguments}"), "/dev/null"]);
+        command.env("DLOCK_URL", url).env_remove("DLOCK_NAMESPACE");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let child = command.spawn().expect("script of util-linux, which makes a terminal");
+        AskedOnTerminal { child, printed: String::new() }
+    }
+
+    /// What it has printed when it asks.
+    fn question(&mut self) -> String {
+        let output = self.child.stdout.as_mut().expect("its output");
+        let mut some = [0; 1_024];
+        while !self.printed.contains("[y/N]") {
+            let read = output.read(&mut some).expect("its output");
+            assert!(read > 0, "it ended without a question: {}", self.printed);
+            self.printed.push_str(&String::from_utf8_lossy(&some[..read]));
+        }
+        std::mem::take(&mut self.printed)
+    }
+
+    /// Answers it. Returns its exit status, and what it printed then.
+    fn answer(mut self, answer: &str) -> (Option<i32>, String) {
+        let mut input = self.child.stdin.take().expect("its input");
+        writeln!(input, "{answer}").expect("it reads");
+        let mut output = self.child.stdout.take().expect("its output");
+        output.read_to_string(&mut self.printed).expect("its output");
+        drop(input);
+        (self.child.wait().expect("it ends").code(), self.printed)
     }
 }
 

@@ -47,7 +47,7 @@
 //! | to handle errors | [`ErrorKind`], [`Error`] |
 //! | to test code that locks | [`testing`] |
 //! | logs, metrics, events | [`observe`] |
-//! | to see or break locks | [`Dlock::inspect`], [`Dlock::list`], [`Dlock::break_lock`] |
+//! | to see or break locks | [`Dlock::inspect`], [`Dlock::list`], [`Dlock::break_holder`], [`Dlock::break_lock`] |
 //! | a lock inside a transaction of your own | `sql` (features `postgres`, `mysql`, `sqlite`) |
 //! | to write a backend | [`Backend`], [`backend`] |
 

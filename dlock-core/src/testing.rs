@@ -207,7 +207,8 @@ pub async fn force_busy(key: impl IntoKey) -> Result<Guard> {
 /// When the future is dropped the key may have been lost or not.
 pub async fn force_lost(key: impl IntoKey) -> Result<()> {
     let key = key.into_key()?;
-    match other()?.break_lock(&key).await? {
+    let other = other()?;
+    match other.break_lock(&key).await? + other.break_permits(&key).await? {
         0 => Err(Error::new(ErrorKind::Invalid, Operation::Break).with_key(&key).with_message(
             "nobody holds the key, so nobody can lose it; lock it before force_lost",
         )),

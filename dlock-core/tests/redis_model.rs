@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use dlock::backend::memory::lock_table::{LockTable, SentNotice};
 use dlock::backend::redis::Redis;
 use dlock::backend::{
-    AcquireOutcome, Answer, Break, Claim, Moment, Notice, Owner, Release, RenewOutcome, Request,
+    AcquireOutcome, Answer, Break, BreakTarget, Claim, Moment, Notice, Owner, Release,
+    RenewOutcome, Request,
 };
 use dlock::backend::{Backend as _, KeyState, Listener};
 use dlock::machine::PlantedBug;
@@ -164,12 +165,38 @@ impl Round {
             _ => {
                 let by = self.holder("operator".into());
                 let delay = if self.random.random() { SHORT } else { Duration::ZERO };
-                let ours = self.model.break_lock(self.now, &self.key, &by, delay, &mut self.sent);
-                let how = Break { by: by.into(), delay };
-                let theirs = self.redis.break_lock(&self.key, &how).await.expect("an answer");
-                assert_eq!(ours, theirs);
+                let (our, their) = self.target().await;
+                let by = Arc::new(by);
+                let our = Break { by: by.clone(), target: our, delay };
+                let their = Break { by, target: their, delay };
+                let ours = self.model.break_lock(self.now, &self.key, &our, &mut self.sent);
+                let theirs = self.redis.break_lock(&self.key, &their).await.expect("an answer");
+                assert_eq!(ours, theirs, "{our:?}");
             }
         }
+    }
+
+    /// What is broken: in the model, and the same at the server.
+    async fn target(&mut self) -> (BreakTarget, BreakTarget) {
+        let fixed = [BreakTarget::Lock, BreakTarget::Permits, BreakTarget::Holder { token: 1 }];
+        if self.random.random() {
+            let target = fixed[self.random.random_range(0..fixed.len())];
+            return (target, target);
+        }
+        let tokens = |state: KeyState| {
+            let mut tokens: Vec<u64> = state.holders.iter().filter_map(|it| it.token).collect();
+            tokens.sort_unstable();
+            tokens
+        };
+        let ours = tokens(self.model.inspect(self.now, &self.key));
+        let theirs = tokens(self.redis.inspect(&self.key).await.expect("a look"));
+        assert_eq!(ours.len(), theirs.len());
+        if ours.is_empty() {
+            return (fixed[0], fixed[0]);
+        }
+        let at = self.random.random_range(0..ours.len());
+        let holder = |tokens: &[u64]| BreakTarget::Holder { token: tokens[at] };
+        (holder(&ours), holder(&theirs))
     }
 
     /// Several calls on the key at once: they are answered as if made one by one.

@@ -10,8 +10,8 @@ use std::time::Duration;
 use dlock::backend::memory::lock_table::LockTable;
 use dlock::backend::sql::{MySql, Postgres, Sqlite};
 use dlock::backend::{
-    AcquireOutcome, Answer, Backend, Break, Claim, KeyState, Moment, Owner, Release, RenewOutcome,
-    Request,
+    AcquireOutcome, Answer, Backend, Break, BreakTarget, Claim, HolderState, KeyState, Moment,
+    Owner, Release, RenewOutcome, Request,
 };
 use dlock::machine::PlantedBug;
 use dlock::{ErrorKind, Holder, Key, Mode};
@@ -94,6 +94,16 @@ fn state(state: &KeyState) -> String {
     format!("{holders:?} {waiters:?} {}", state.broken_by.is_some())
 }
 
+/// What may be broken: in the model, and the same in the store.
+fn targets(ours: &KeyState, theirs: &KeyState) -> Vec<(BreakTarget, BreakTarget)> {
+    let token = |held: &HolderState| held.token.map(|token| BreakTarget::Holder { token });
+    let pairs = ours.holders.iter().zip(&theirs.holders);
+    let holders = pairs.filter_map(|(our, their)| token(our).zip(token(their)));
+    let nobody = BreakTarget::Holder { token: 1 };
+    let fixed = [BreakTarget::Lock, BreakTarget::Permits, nobody].map(|it| (it, it));
+    fixed.into_iter().chain(holders).collect()
+}
+
 async fn agree(backend: impl Backend, rounds: u64) {
     let start = std::env::var("DLOCK_TEST_SEED")
         .map_or_else(|_| rand::random::<u32>().into(), |seed| seed.parse().expect("a number"));
@@ -126,10 +136,14 @@ async fn agree(backend: impl Backend, rounds: u64) {
             if random.random_bool(0.1) {
                 let by = claim(&mut random, &keys[0]).holder.clone();
                 let delay = Duration::from_secs(60);
-                let ours = model.break_lock(now, &keys[1], &by, delay, &mut Vec::new());
-                let how = Break { by, delay };
-                let theirs = backend.break_lock(&keys[1], &how).await.expect("an answer");
-                assert_eq!(ours, theirs, "again with DLOCK_TEST_SEED={seed}");
+                let shown = backend.inspect(&keys[1]).await.expect("a look");
+                let targets = targets(&model.inspect(now, &keys[1]), &shown);
+                let (our, their) = targets[random.random_range(0..targets.len())];
+                let our = Break { by: by.clone(), target: our, delay };
+                let their = Break { by, target: their, delay };
+                let ours = model.break_lock(now, &keys[1], &our, &mut Vec::new());
+                let theirs = backend.break_lock(&keys[1], &their).await.expect("an answer");
+                assert_eq!(ours, theirs, "{our:?}, again with DLOCK_TEST_SEED={seed}");
             }
             for key in &keys {
                 let theirs = backend.inspect(key).await.expect("a look");

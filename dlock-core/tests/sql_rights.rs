@@ -29,7 +29,7 @@ async fn everything_works(url: &str) {
     assert_eq!(guard.release().await.expect("an answer"), ReleaseOutcome::Released);
     waiting.await.expect("the task").expect("the lock");
     let guard = one.semaphore("s", 2).permits(1).lock().await.expect("a permit");
-    assert_eq!(two.break_lock("s").await.expect("an answer"), 1);
+    assert_eq!(two.break_permits("s").await.expect("an answer"), 1);
     tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("it is told");
 }
 

@@ -174,6 +174,9 @@ impl Suite {
         operators::holders_and_waiters_are_shown;
         operators::keys_are_listed if operators;
         operators::broken_locks_are_told if operators;
+        operators::only_the_holder_that_was_shown_is_broken if operators;
+        operators::one_of_several_readers_is_broken if operators if shared;
+        operators::a_lock_and_its_namesake_are_broken_apart if operators if permits;
         operators::health_is_told;
         operators::nothing_is_left if operators;
     }

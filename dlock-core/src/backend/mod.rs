@@ -188,8 +188,11 @@ pub trait Backend: Send + Sync + 'static {
         Call::answered(Err(unsupported(self.capabilities().name, Operation::List)))
     }
 
-    /// Takes the lock from whoever holds it and notifies them. Answers how many holders
-    /// there were.
+    /// Takes a lock, or the permits of a semaphore, from those who hold it at this moment and
+    /// are [meant](Break::target), and notifies them. Answers how many there were.
+    ///
+    /// Whether a holder is meant must be decided together with the break: a holder that comes
+    /// in the meantime is not broken in the place of another one.
     ///
     /// Optional: without it the answer is `Unsupported`, and
     /// [`Capabilities::operators`] must be false.
@@ -300,9 +303,42 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
 pub struct Break {
     /// Who breaks it, for those who lose it.
     pub by: Arc<Holder>,
+    /// Who loses it.
+    pub target: BreakTarget,
     /// For how long the key stays taken, so that its holders hear of it before somebody
     /// else is let in.
     pub delay: Duration,
+}
+
+/// Who loses a lock that is broken. The lock and the semaphore of a key are separate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BreakTarget {
+    /// Whoever holds the lock.
+    Lock,
+    /// The holder of the lock with this token, as [`HolderState::token`] shows it; nobody, if
+    /// the lock has changed hands.
+    Holder {
+        /// The token.
+        token: u64,
+    },
+    /// Whoever has permits of the semaphore.
+    Permits,
+}
+
+impl BreakTarget {
+    /// Whether it is the semaphore of the key.
+    pub fn is_permits(self) -> bool {
+        self == BreakTarget::Permits
+    }
+
+    /// Whether this target includes a holder, of the lock or of the semaphore as the target
+    /// says, with this token.
+    pub fn includes(self, token: Option<u64>) -> bool {
+        match self {
+            BreakTarget::Holder { token: meant } => token == Some(meant),
+            BreakTarget::Lock | BreakTarget::Permits => true,
+        }
+    }
 }
 
 /// A place in a listing; start with the default.
@@ -364,7 +400,8 @@ pub struct HolderState {
     pub holder: Arc<Holder>,
     /// How the key is held.
     pub mode: Mode,
-    /// The first token of its grant; `None` for permits.
+    /// The first token of its grant; `None` for permits. The tasks of one process that hand
+    /// the lock to each other share a grant.
     pub token: Option<u64>,
     /// How long the key has been held.
     pub held_for: Duration,

@@ -14,13 +14,15 @@ use std::time::Duration;
 pub use self::builder::DlockBuilder;
 pub use self::global::{global, init};
 pub use self::local_state::{LocalHold, LocalState, LocalWait};
-use crate::backend::{Break, Capabilities, Cursor, KeyState, Page, ServerState, unsupported};
+use crate::backend::{
+    Break, BreakTarget, Capabilities, Cursor, KeyState, Page, ServerState, unsupported,
+};
 use crate::claim::{Holder, Mode, Printable};
 use crate::config::Settings;
 use crate::driver::Core;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::extension::{ClientExtension, ExtensionMap};
-use crate::key::IntoKey;
+use crate::key::{IntoKey, Key};
 use crate::primitives::{Lock, MultiLock, Mutex, RwLock, Semaphore};
 
 /// How long before the end of its grace `shutdown` tells guards that they are lost, at
@@ -226,8 +228,12 @@ impl Dlock {
         core.ask(Operation::List, async move { backend.list(&prefix, cursor).await }).await
     }
 
-    /// Takes a lock away from whoever holds it, and returns how many holders there
+    /// Takes a lock away from whoever holds it now, and returns how many holders there
     /// were. Their guards are told that they are [`Lost`](crate::State::Lost).
+    ///
+    /// The holder may be another one than the one you have seen before: to break that one or
+    /// nobody, use [`break_holder`](Self::break_holder). The permits of a semaphore with this
+    /// key are left alone; [`break_permits`](Self::break_permits) takes them away.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
@@ -247,12 +253,74 @@ impl Dlock {
     /// # Cancel safety
     /// When the future is dropped the lock may have been broken or not.
     pub async fn break_lock(&self, key: impl IntoKey) -> Result<usize> {
-        let key = key.into_key()?;
+        self.break_target(key.into_key()?, BreakTarget::Lock).await
+    }
+
+    /// Takes a lock away from the holder with this token, or from nobody if the lock has
+    /// changed hands or is free. Returns whether there was such a holder. Its guards are told
+    /// that they are [`Lost`](crate::State::Lost).
+    ///
+    /// The token is that of [`inspect`](Self::inspect). The store compares it when it breaks
+    /// the lock, so a holder that came after your look is safe. (The tasks of one process that
+    /// hand the lock to each other count as one holder.)
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// use dlock::State;
+    ///
+    /// let sick = dlock.mutex("order:7").lock().await?;
+    /// let seen = dlock.inspect("order:7").await?.holders[0].token.unwrap();
+    /// sick.release().await?;
+    ///
+    /// let healthy = dlock.mutex("order:7").lock().await?;
+    /// assert!(!dlock.break_holder("order:7", seen).await?);
+    /// assert_eq!(healthy.state(), State::Held);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Invalid` if the key is not valid, `Unsupported` if the backend cannot break
+    /// locks, `Unavailable` or `Unknown` if it does not answer.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped the lock may have been broken or not.
+    pub async fn break_holder(&self, key: impl IntoKey, token: u64) -> Result<bool> {
+        let broken = self.break_target(key.into_key()?, BreakTarget::Holder { token }).await?;
+        Ok(broken > 0)
+    }
+
+    /// Takes the permits of a semaphore away from all who have some now, and returns how many
+    /// holders there were. Their guards are told that they are [`Lost`](crate::State::Lost).
+    /// A lock with this key is left alone.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> dlock::Result<()> {
+    /// # let dlock = dlock::testing::client();
+    /// use dlock::State;
+    ///
+    /// let permits = dlock.semaphore("exports", 10).permits(3).lock().await?;
+    /// assert_eq!(dlock.break_permits("exports").await?, 1);
+    /// assert_eq!(permits.state(), State::Lost);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `Invalid` if the key is not valid, `Unsupported` if the backend cannot break
+    /// locks, `Unavailable` or `Unknown` if it does not answer.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped the permits may have been taken away or not.
+    pub async fn break_permits(&self, key: impl IntoKey) -> Result<usize> {
+        self.break_target(key.into_key()?, BreakTarget::Permits).await
+    }
+
+    async fn break_target(&self, key: Key, target: BreakTarget) -> Result<usize> {
         self.check_operators(Operation::Break).map_err(|error| error.with_key(&key))?;
         let core = &self.handle.core;
         let (backend, asked) = (core.backend().clone(), key.clone());
         let delay = self.handle.config.break_delay;
-        let how = Break { by: self.handle.holder.clone(), delay };
+        let how = Break { by: self.handle.holder.clone(), target, delay };
         let breaking = async move { backend.break_lock(&asked, &how).await };
         core.ask(Operation::Break, breaking).await.map_err(|error| error.with_key(&key))
     }

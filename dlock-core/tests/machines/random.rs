@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::backend::memory::lock_table::{LockTable, SentNotice};
-use dlock::backend::{Answer, Request};
+use dlock::backend::{Answer, Break, BreakTarget, Request};
 use dlock::backend::{Moment, Notice, Release};
 use dlock::machine::{
     Action, Actions, CallId, Engine, LeaseStatus, Limits, LockRequest, Outcome, QueueScope, Ticket,
@@ -198,7 +198,8 @@ impl RandomRun {
                 6 if self.random.random_ratio(1, 10) => {
                     let (key, by) = (Key::new("k").expect("a key"), self.holder.clone());
                     let mut sent = Vec::new();
-                    self.queue.break_lock(self.now, &key, &by, Duration::ZERO, &mut sent);
+                    let how = Break { by, target: BreakTarget::Lock, delay: Duration::ZERO };
+                    self.queue.break_lock(self.now, &key, &how, &mut sent);
                     self.tell(sent);
                 }
                 7 => {

@@ -181,7 +181,10 @@ impl Faults {
         for _ in 0..random.random_range(1..4) {
             let key = keys[random.random_range(0..keys.len())];
             let from = now();
-            match operator.break_lock(key).await {
+            // The key may be that of a lock or of a semaphore.
+            let lock = operator.break_lock(key).await;
+            let permits = operator.break_permits(key).await;
+            match lock.and_then(|lock| Ok(lock + permits?)) {
                 Ok(holders) => {
                     let over = now();
                     let mut state = self.run.state();

@@ -71,6 +71,77 @@ pub(super) async fn broken_locks_are_told(suite: &Suite) {
     assert!(next.expect("the lock").token() > guard.token());
 }
 
+/// Between the operator's look and the break the lock changes hands.
+pub(super) async fn only_the_holder_that_was_shown_is_broken(suite: &Suite) {
+    let long = suite.nearest(Duration::from_secs(60));
+    let clients = [(); 3].map(|()| suite.client_of(|builder| builder.ttl(long)));
+    let [sick, healthy, operator] = clients;
+    let key = suite.key("shown-and-broken");
+    let shown = async || {
+        let state = operator.inspect(key.as_str()).await.expect("an inspection");
+        state.holders.first().and_then(|held| held.token).expect("a holder with a token")
+    };
+    let guard = sick.mutex(key.as_str()).lock().await.expect("the lock");
+    let seen = shown().await;
+    assert!(guard.release().await.is_ok());
+    let guard = healthy.mutex(key.as_str()).lock().await.expect("the lock");
+    let broken = operator.break_holder(key.as_str(), seen).await.expect("an answer");
+    assert!(!broken, "the holder that was shown is gone");
+    let state = operator.inspect(key.as_str()).await.expect("an inspection");
+    assert_eq!((state.holders.len(), state.broken_by), (1, None));
+    assert!(timeout(SOON, guard.lost()).await.is_err(), "the new holder keeps the lock");
+    assert_eq!(guard.state(), State::Held);
+
+    let broken = operator.break_holder(key.as_str(), shown().await).await.expect("an answer");
+    assert!(broken, "the holder that is shown now");
+    let reason = timeout(SOON, guard.lost()).await.expect("the loss is reported at once");
+    assert!(matches!(reason, LossReason::Broken { .. }), "{reason:?}");
+    eventually("free", async || is_free(&operator, &key).await).await;
+}
+
+/// Of several readers one is broken.
+pub(super) async fn one_of_several_readers_is_broken(suite: &Suite) {
+    let long = suite.nearest(Duration::from_secs(60));
+    let [sick, healthy, operator] = [(); 3].map(|()| suite.client_of(|builder| builder.ttl(long)));
+    let key = suite.key("one-reader");
+    let sick = sick.rwlock(key.as_str()).read().lock().await.expect("the lock");
+    let healthy = healthy.rwlock(key.as_str()).read().lock().await.expect("the lock");
+    let token = sick.token().get();
+    assert!(operator.break_holder(key.as_str(), token).await.expect("an answer"));
+    timeout(SOON, sick.lost()).await.expect("the loss is reported at once");
+    assert!(timeout(SOON, healthy.lost()).await.is_err(), "the other reader keeps the lock");
+    eventually("the broken one is gone", async || {
+        let state = operator.inspect(key.as_str()).await.expect("an inspection");
+        state.holders.len() == 1
+    })
+    .await;
+    assert_eq!(healthy.state(), State::Held);
+    let writer = operator.rwlock(key.as_str()).write();
+    assert!(writer.try_lock().await.expect("an answer").is_none(), "a reader is there");
+}
+
+/// The lock and the semaphore of a key are broken separately.
+pub(super) async fn a_lock_and_its_namesake_are_broken_apart(suite: &Suite) {
+    let long = suite.nearest(Duration::from_secs(60));
+    let [holder, operator] = [(); 2].map(|()| suite.client_of(|builder| builder.ttl(long)));
+    let key = suite.key("namesake");
+    let permits = holder.semaphore(key.as_str(), 3).permits(2).lock().await.expect("permits");
+    assert_eq!(operator.break_lock(key.as_str()).await.expect("an answer"), 0);
+    let guard = holder.mutex(key.as_str()).lock().await.expect("the lock");
+    let token = guard.token().get();
+    assert!(operator.break_holder(key.as_str(), token).await.expect("an answer"));
+    timeout(SOON, guard.lost()).await.expect("the loss is reported at once");
+    assert!(timeout(SOON, permits.lost()).await.is_err(), "the permits are left alone");
+    assert_eq!(permits.state(), State::Held);
+
+    let guard = timeout(LONG_WAIT, holder.mutex(key.as_str()).lock()).await.expect("in time");
+    let guard = guard.expect("the lock");
+    assert_eq!(operator.break_permits(key.as_str()).await.expect("an answer"), 1);
+    timeout(SOON, permits.lost()).await.expect("the loss is reported at once");
+    assert!(timeout(SOON, guard.lost()).await.is_err(), "the lock is left alone");
+    assert_eq!(guard.state(), State::Held);
+}
+
 pub(super) async fn health_is_told(suite: &Suite) {
     let (client, faults) = suite.faulty();
     assert!(client.health().await.is_ok());

@@ -13,11 +13,13 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 
-use super::Shared;
 use super::calls::remove;
 use super::layout::{broken, escaped, notices};
+use super::locks::first_token;
 use super::session::{BlockingQuery, PAUSE, Session};
 use super::wire::{BreakNotice, Entry, LOCK_FLAGS, LockValue, Operation as Op};
+use super::{LOCK_DELAY_MAX, Shared};
+use crate::backend::{Break, BreakTarget};
 use crate::claim::{Holder, LossReason, Notice};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::key::Key;
@@ -26,29 +28,33 @@ use crate::key::Key;
 const ATTEMPTS: usize = 8;
 
 impl Shared {
-    /// Takes a lock from whoever has it. Answers how many had it.
-    pub(super) async fn break_lock(
-        self: &Arc<Self>,
-        key: &Key,
-        by: &Holder,
-        delay: Duration,
-    ) -> Result<usize> {
-        let permits = match self.layout.has_permits() {
-            true => self.break_permits(key, by, delay).await?,
-            false => 0,
-        };
-        Ok(permits + self.break_mutex(key, by, delay).await?)
+    /// Takes a lock, or permits, from whoever has it and is meant. Answers how many had it.
+    pub(super) async fn break_lock(self: &Arc<Self>, key: &Key, how: &Break) -> Result<usize> {
+        let Break { by, target, delay } = how;
+        let delay = (*delay).min(LOCK_DELAY_MAX);
+        match target {
+            BreakTarget::Permits if !self.layout.has_permits() => Ok(0),
+            BreakTarget::Permits => self.break_permits(key, by, delay).await,
+            _ => self.break_mutex(key, by, *target, delay).await,
+        }
     }
 
-    async fn break_mutex(&self, key: &Key, by: &Holder, delay: Duration) -> Result<usize> {
+    async fn break_mutex(
+        &self,
+        key: &Key,
+        by: &Holder,
+        target: BreakTarget,
+        delay: Duration,
+    ) -> Result<usize> {
         let path = self.layout.path(key)?;
-        if !self.read(Operation::Break, &path).await?.is_some_and(|entry| is_held(&entry)) {
+        let entry = self.read(Operation::Break, &path).await?;
+        if !entry.is_some_and(|entry| is_meant(&entry, target)) {
             return Ok(0);
         }
         let name = format!("dlock break: {by}");
         let taking = self.make_session(&name, self.ttl, delay).await?;
         let record = self.make_session(&name, self.ttl, Duration::ZERO).await?;
-        let taken = self.take_from_holder(&path, by, &taking, &record).await;
+        let taken = self.take_from_holder(&path, by, target, [&taking, &record]).await;
         // Its end starts the delay; should this fail, its time ends it.
         let ended = self.destroy_session(&taking).await;
         match taken {
@@ -62,12 +68,14 @@ impl Shared {
         &self,
         path: &str,
         by: &Holder,
-        taking: &str,
-        record: &str,
+        target: BreakTarget,
+        [taking, record]: [&str; 2],
     ) -> Result<bool> {
         for _ in 0..ATTEMPTS {
             let entry = self.read(Operation::Break, path).await?;
-            let Some(entry) = entry.filter(is_held) else { return Ok(false) };
+            // The transaction below fails if the entry has changed since then.
+            let entry = entry.filter(|entry| is_meant(entry, target));
+            let Some(entry) = entry else { return Ok(false) };
             let notice = BreakNotice::new(path, by, entry.value());
             let notice = serde_json::to_string(&notice).unwrap_or_default();
             let mut operations = remove(path, entry.modify_index);
@@ -120,8 +128,9 @@ impl Shared {
     }
 }
 
-fn is_held(entry: &Entry) -> bool {
-    entry.flags == LOCK_FLAGS && entry.holder().is_some()
+fn is_meant(entry: &Entry, target: BreakTarget) -> bool {
+    let is_held = entry.flags == LOCK_FLAGS && entry.holder().is_some();
+    is_held && target.includes(first_token(entry.modify_index))
 }
 
 /// A message to the client of dlock that has this key; it lives by the client's session.

@@ -402,7 +402,7 @@ impl Backend for Consul {
 
     fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
         Call::new(async move {
-            let broken = self.shared.break_lock(key, &how.by, how.delay.min(LOCK_DELAY_MAX)).await;
+            let broken = self.shared.break_lock(key, how).await;
             broken.map_err(|error| error.with_operation(Operation::Break).with_key(key))
         })
     }

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
 use std::time::Duration;
 
-use etcd_client::{GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse};
+use etcd_client::{
+    Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse,
+};
 
 use super::Inner;
 use super::connection::Connection;
@@ -99,11 +101,10 @@ impl Inner {
         }
         let mut state = KeyState { broken_by, ..KeyState::default() };
         for (place, entry) in held {
-            let token = grant(place.mode, place.revision, 1).ok().map(|grant| grant.first);
             state.holders.push(HolderState {
                 holder: holder_of(entry.value(), entry.lease()),
+                token: token_of(&place),
                 mode: place.mode,
-                token: token.filter(|_| !place.mode.is_permits()),
                 held_for: age(&entry),
                 expires_in: left.get(&entry.lease()).copied().unwrap_or_default(),
             });
@@ -144,12 +145,15 @@ impl Inner {
 
     /// Tells the holders that their lock is broken, and removes their entries later.
     pub(super) async fn break_holders(&self, key: &Key, how: &Break) -> Result<usize> {
-        let Break { by, delay } = how.clone();
+        let Break { by, target, delay } = how.clone();
         let prefixes = self.prefixes(key, Operation::Break)?;
         let failed = |error: CallError| error.written(Operation::Break, key);
         let connection = self.sessions.connections.get().await.map_err(failed)?;
         let entries = self.entries_of(&connection, key, &prefixes).await.map_err(failed)?;
-        let (held, ..) = entries.split();
+        let (mut held, ..) = entries.split();
+        held.retain(|(place, _)| {
+            target.is_permits() == place.mode.is_permits() && target.includes(token_of(place))
+        });
         if held.is_empty() {
             return Ok(0);
         }
@@ -160,30 +164,45 @@ impl Inner {
             revision,
             delay_ms,
         };
-        let mut leases = connection.client().lease_client();
-        let record = connection.call(leases.grant(REMEMBERED, None)).await.map_err(failed)?;
-        let options = PutOptions::new().with_lease(record.id());
-        let record = TxnOp::put(self.root.broken(key), broken("", 0).encode(), Some(options));
         let mut deletes = Vec::new();
-        let mut told = vec![record];
+        let mut told = Vec::new();
         for (Place { entry: name, revision, .. }, entry) in &held {
             deletes.push(TxnOp::txn(delete(name, *revision)));
+            let mut messages = Vec::new();
             if let Some(owner) = Record::decode(entry.value()).and_then(|record| record.owner()) {
                 let message = format!("{}/{owner}", self.root.session(entry.lease()));
                 let options = PutOptions::new().with_lease(entry.lease());
                 let value = broken(name, *revision).encode();
-                told.push(TxnOp::put(message.as_str(), value, Some(options)));
+                messages.push(TxnOp::put(message.as_str(), value, Some(options)));
                 deletes.push(TxnOp::delete(message, None));
             }
+            // Somebody who has left in the meantime is not broken.
+            let is_there = Compare::create_revision(name.as_str(), CompareOp::Equal, *revision);
+            told.push(TxnOp::txn(Txn::new().when([is_there]).and_then(messages)));
         }
-        connection.call(connection.kv().txn(Txn::new().and_then(told))).await.map_err(failed)?;
+        let told = connection.call(connection.kv().txn(Txn::new().and_then(told))).await;
+        let told = told.map_err(failed)?.op_responses();
+        let is_broken =
+            |it: &&TxnOpResponse| matches!(it, TxnOpResponse::Txn(it) if it.succeeded());
+        let count = told.iter().filter(is_broken).count();
+        if count == 0 {
+            return Ok(0);
+        }
+        let mut leases = connection.client().lease_client();
+        // It is for people only, and the lock is broken already.
+        if let Ok(lease) = connection.call(leases.grant(REMEMBERED, None)).await {
+            let options = PutOptions::new().with_lease(lease.id());
+            let record = broken("", 0).encode();
+            let mut kv = connection.kv();
+            let _ = connection.call(kv.put(self.root.broken(key), record, Some(options))).await;
+        }
         let removing = tokio::spawn(async move {
             tokio::time::sleep(delay).await;
             connection.call(connection.kv().txn(Txn::new().and_then(deletes))).await.map(drop)
         });
         // A command that breaks a lock ends after this call.
         let _ = tokio::time::timeout(MAX_WAIT, removing).await;
-        Ok(held.len())
+        Ok(count)
     }
 
     /// The members of the cluster that the URL names.
@@ -220,6 +239,11 @@ async fn time_left(connection: &Connection, lease: i64) -> Duration {
     let left = connection.call(leases.time_to_live(lease, None)).await;
     let seconds = left.map_or(0, |left| left.ttl());
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).max(Duration::from_millis(500))
+}
+
+fn token_of(place: &Place) -> Option<u64> {
+    let grant = grant(place.mode, place.revision, 1).ok();
+    grant.filter(|_| !place.mode.is_permits()).map(|grant| grant.first)
 }
 
 fn age(entry: &KeyValue) -> Duration {

@@ -159,10 +159,7 @@ impl Backend for Memory {
     }
 
     fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
-        let Break { by, delay } = how;
-        Call::answered(
-            Ok(self.run(|table, now, sent| table.break_lock(now, key, by, *delay, sent))),
-        )
+        Call::answered(Ok(self.run(|table, now, sent| table.break_lock(now, key, how, sent))))
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {

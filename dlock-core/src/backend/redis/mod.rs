@@ -373,7 +373,7 @@ impl Backend for Redis {
     }
 
     fn break_lock<'a>(&'a self, key: &'a Key, how: &'a Break) -> Call<'a, Result<usize>> {
-        Call::new(self.break_key(key, &how.by, how.delay))
+        Call::new(self.break_key(key, how))
     }
 
     fn ping(&self) -> Call<'_, Result<()>> {

@@ -3,14 +3,11 @@
 //! Each request is on one key: in a cluster whose slot is on the move, a request on
 //! several keys of that slot is refused if one of them does not exist.
 
-use std::time::Duration;
-
 use redis::{Value, from_redis_value};
 
 use super::scripts::{Code, Run};
 use super::{Redis, codec, errors};
-use crate::backend::{Cursor, KeyState, Page};
-use crate::claim::Holder;
+use crate::backend::{Break, BreakTarget, Cursor, KeyState, Page};
 use crate::error::{Operation, Result};
 use crate::key::Key;
 
@@ -39,17 +36,18 @@ impl Redis {
         Ok(state)
     }
 
-    pub(super) async fn break_key(&self, key: &Key, by: &Holder, delay: Duration) -> Result<usize> {
+    pub(super) async fn break_key(&self, key: &Key, how: &Break) -> Result<usize> {
+        let Break { by, target, delay } = how;
         let by = by.to_string();
-        let mut broken = 0;
-        for permits in [false, true] {
-            let (name, mut run) = self.on(&self.route.scripts().break_lock, key, permits);
-            run.arg(&by).arg(codec::micros(delay));
-            let (_, answer) = self.route.run(Operation::Break, &name, &run).await?;
-            let count: usize =
-                from_redis_value(answer).map_err(|_| errors::unreadable(Operation::Break))?;
-            broken += count;
+        let code = &self.route.scripts().break_lock;
+        let (name, mut run) = self.on(code, key, target.is_permits());
+        run.arg(&by).arg(codec::micros(*delay));
+        if let BreakTarget::Holder { token } = target {
+            run.arg(token.to_string());
         }
+        let (_, answer) = self.route.run(Operation::Break, &name, &run).await?;
+        let broken: usize =
+            from_redis_value(answer).map_err(|_| errors::unreadable(Operation::Break))?;
         if broken > 0 {
             let name = self.names.broken(key);
             let mut set = redis::cmd("SET");

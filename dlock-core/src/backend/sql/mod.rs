@@ -283,7 +283,7 @@ impl<D: Database> Backend for Sql<D> {
                 self.ready().await?;
                 let locks = self.store.names.both(key);
                 let decided = self.store.transact(&locks, OnLocked::Wait, |table, now, _, sent| {
-                    let value = table.break_lock(now, key, &how.by, how.delay, sent);
+                    let value = table.break_lock(now, key, how, sent);
                     Decision { value, relied_upon: true }
                 });
                 decided.await

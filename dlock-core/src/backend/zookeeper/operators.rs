@@ -70,7 +70,7 @@ impl ZooKeeper {
             };
             let holder = node_data::decode(&data).0;
             if at < held {
-                let token = grant(stat.czxid, 1).ok().map(|grant| grant.first);
+                let token = token_of(&stat);
                 let held_for = age(&stat);
                 state.holders.push(HolderState { holder, mode, token, held_for, expires_in });
             } else {
@@ -142,43 +142,49 @@ impl ZooKeeper {
 
     /// Marks the nodes of the holders, so that they hear of it, and removes them later.
     pub(super) async fn break_holders(&self, key: &Key, how: &Break) -> Result<usize> {
-        let Break { by, delay } = how.clone();
+        let Break { by, target, delay } = how.clone();
         let path = self.root.path(key).map_err(|error| error.with_operation(Operation::Break))?;
         let session = self.sessions.get(Operation::Break).await?;
         let failed = |error| errors::written(Operation::Break, error).with_key(key);
         let client = session.client().map_err(failed)?;
         let nodes = self.nodes_of(&client, &path).await.map_err(failed)?;
         let places: Vec<Place> = nodes.places.iter().map(|(place, ..)| place.clone()).collect();
-        let held = nodes.places[..holders(&places)]
+        let (parent, held) = match target.is_permits() {
+            true => (below(&path, PERMIT_LEASES), &nodes.permits[..]),
+            false => (path.clone(), &nodes.places[..holders(&places)]),
+        };
+        // A name is never used again, so what is done to a node hits nobody who came later.
+        let held: Vec<_> = held
             .iter()
-            .map(|(place, data, _)| (below(&path, &place.name), place.claim().to_owned(), data));
-        let permits = below(&path, PERMIT_LEASES);
-        let held = held.chain(nodes.permits.iter().map(|(place, data, _)| {
-            (below(&permits, &place.name), place.claim().to_owned(), data)
-        }));
-        let held: Vec<_> = held.collect();
+            .filter(|(.., stat)| target.includes(token_of(stat)))
+            .map(|(place, data, _)| (below(&parent, &place.name), place.claim(), data))
+            .collect();
         if held.is_empty() {
             return Ok(0);
         }
         let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         let broken = Broken { by: by.to_string(), delay_ms };
         let record = node_data::encode_key(broken.clone());
-        let _ = session.write(|| client.set_data(&path, &record, None)).await;
         let mut claims: Vec<&str> = Vec::new();
         for (node, claim, data) in &held {
-            if !claims.contains(&claim.as_str()) {
-                claims.push(claim);
-            }
             let (holder, is_ours) = node_data::decode(data);
             if is_ours {
                 let data = node_data::encode(&holder, Some(broken.clone()));
                 match session.write(|| client.set_data(node, &data, None)).await {
-                    Ok(_) | Err(ZkError::NoNode) => {}
+                    Ok(_) => {}
+                    Err(ZkError::NoNode) => continue, // who has left is not broken
                     Err(error) => return Err(failed(error)),
                 }
             }
+            if !claims.contains(claim) {
+                claims.push(claim);
+            }
         }
         let count = claims.len();
+        if count == 0 {
+            return Ok(0);
+        }
+        let _ = session.write(|| client.set_data(&path, &record, None)).await;
         let nodes: Vec<String> = held.iter().map(|(node, ..)| node.clone()).collect();
         let removing = tokio::spawn({
             let (session, client) = (session.clone(), Arc::clone(&client));
@@ -212,6 +218,10 @@ async fn with_data(
         }
     }
     Ok(nodes)
+}
+
+fn token_of(stat: &Stat) -> Option<u64> {
+    grant(stat.czxid, 1).ok().map(|grant| grant.first)
 }
 
 /// How long a node is there, by the clocks of server and client.

@@ -1,10 +1,11 @@
 //! What operators and callers do in a simulation besides locking: break locks, ask again
 //! inside a lock, shut a process down.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use dlock::backend::Moment;
 use dlock::backend::memory::lock_table::SentNotice;
+use dlock::backend::{Break, BreakTarget, Moment};
 use dlock::machine::{Engine, LeaseStatus, LockRequest, QueueScope, Wait};
 use dlock::{Holder, Key, Mode};
 use rand::RngExt as _;
@@ -65,13 +66,10 @@ impl Simulation {
         let mut sent = Vec::new();
         let server = &mut self.servers[number];
         let now = server.clock.at(self.now);
-        server.queue.break_lock(
-            now,
-            &self.keys[key],
-            &operator(),
-            self.plan.break_delay,
-            &mut sent,
-        );
+        for target in [BreakTarget::Lock, BreakTarget::Permits] {
+            let how = Break { by: Arc::new(operator()), target, delay: self.plan.break_delay };
+            server.queue.break_lock(now, &self.keys[key], &how, &mut sent);
+        }
         for SentNotice { client, owner, notice, .. } in sent {
             self.deliver(Event::Notice { client, server: number, owner, notice });
         }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::{BREAKS_KEPT, LockTable, PAGE, Parked, SentNotice};
-use crate::backend::{Cursor, HolderState, KeyState, Page, WaiterState};
-use crate::claim::{Holder, LossReason, Notice};
+use super::{BREAKS_KEPT, Held, LockTable, PAGE, Parked, SentNotice};
+use crate::backend::{Break, Cursor, HolderState, KeyState, Page, WaiterState};
+use crate::claim::{LossReason, Notice};
 use crate::clock::Moment;
 use crate::key::Key;
 use crate::planted_bug::Bug;
@@ -15,36 +15,36 @@ impl LockTable {
         &mut self,
         now: Moment,
         key: &Key,
-        by: &Holder,
-        delay: Duration,
+        how: &Break,
         out: &mut Vec<SentNotice>,
     ) -> usize {
         let minting = self.minting(now);
-        let delay = if self.planted.is(Bug::BreakWithoutDelay) { Duration::ZERO } else { delay };
-        let mut count = 0;
-        for space in [&mut self.locks, &mut self.semaphores] {
-            let Some(lock) = space.get_mut(key) else { continue };
-            lock.expire(now);
-            count += lock.holders.len();
-            // Nobody holds what was released. What was broken stays as it is: a second break
-            // must not cut the delay of the first one short.
-            lock.holders.retain(|held| held.parked != Some(Parked::Released));
-            for held in &mut lock.holders {
-                if held.parked.is_none() {
-                    out.push(SentNotice {
-                        client: held.holder.client,
-                        key: key.clone(),
-                        owner: held.owner,
-                        notice: Notice::Lost(LossReason::Broken { by: by.to_string() }),
-                    });
-                }
-                held.parked = Some(Parked::Broken);
-                held.expires = held.expires.min(now + delay);
+        let Break { by, target, delay } = how;
+        let planted = self.planted.is(Bug::BreakWithoutDelay);
+        let delay = if planted { Duration::ZERO } else { *delay };
+        let space = if target.is_permits() { &mut self.semaphores } else { &mut self.locks };
+        let Some(lock) = space.get_mut(key) else { return 0 };
+        lock.expire(now);
+        let is_meant = |held: &Held| target.includes(Some(held.grant.first));
+        let count = lock.holders.iter().filter(|held| is_meant(held)).count();
+        // Nobody holds what was released. What was broken stays as it is: a second break
+        // must not cut the delay of the first one short.
+        lock.holders.retain(|held| !is_meant(held) || held.parked != Some(Parked::Released));
+        for held in lock.holders.iter_mut().filter(|held| is_meant(held)) {
+            if held.parked.is_none() {
+                out.push(SentNotice {
+                    client: held.holder.client,
+                    key: key.clone(),
+                    owner: held.owner,
+                    notice: Notice::Lost(LossReason::Broken { by: by.to_string() }),
+                });
             }
-            lock.holders.retain(|held| held.expires > now);
-            lock.count_soonest();
-            lock.settle(minting, key, out);
+            held.parked = Some(Parked::Broken);
+            held.expires = held.expires.min(now + delay);
         }
+        lock.holders.retain(|held| held.expires > now);
+        lock.count_soonest();
+        lock.settle(minting, key, out);
         if count > 0 {
             self.broken.retain(|(broken, _)| broken != key);
             self.broken.push_back((key.clone(), by.to_string()));

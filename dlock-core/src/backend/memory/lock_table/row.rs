@@ -317,6 +317,7 @@ mod tests {
     use rand::{RngExt as _, SeedableRng as _};
 
     use super::*;
+    use crate::backend::{Break, BreakTarget};
     use crate::claim::Release;
     use crate::planted_bug::PlantedBug;
 
@@ -385,9 +386,17 @@ mod tests {
                         )
                     }
                     _ => {
-                        let delay = Duration::from_millis(100);
-                        let broken = kept.break_lock(now, &key, &claim.holder, delay, &mut ours);
-                        let also = stored.break_lock(now, &key, &claim.holder, delay, &mut theirs);
+                        let shown = kept.inspect(now, &key).holders;
+                        let token = shown.first().and_then(|held| held.token).unwrap_or(1);
+                        let target = [
+                            BreakTarget::Lock,
+                            BreakTarget::Holder { token },
+                            BreakTarget::Permits,
+                        ][random.random_range(0..3)];
+                        let (by, delay) = (claim.holder.clone(), Duration::from_millis(100));
+                        let how = Break { by, target, delay };
+                        let broken = kept.break_lock(now, &key, &how, &mut ours);
+                        let also = stored.break_lock(now, &key, &how, &mut theirs);
                         (broken.to_string(), also.to_string())
                     }
                 };

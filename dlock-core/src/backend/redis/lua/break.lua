@@ -4,10 +4,12 @@
 -- ARGV[1]  who does it, for people
 -- ARGV[2]  for how many microseconds the key stays taken, so that holders hear of it
 --          before somebody else is let in
+-- ARGV[3]  the token of the holder that is meant; without it all are
 --
 -- Replies how many holders there were.
 
 local key, now, delay = KEYS[1], clock(), tonumber(ARGV[2])
+local token = ARGV[3] and tonumber(ARGV[3])
 local broken = 0
 local state = load(key, now, '')
 local holders, waiters = holders_of(state)
@@ -15,7 +17,7 @@ state.until_ = now
 for _, waiter in ipairs(waiters) do
   keep_until(state, waiter.asked + waiter.queue_ttl)
 end
-for _, held in ipairs(holders) do
+local function take_from(held)
   broken = broken + 1
   if not held.parked then
     state.notices[#state.notices + 1] = {
@@ -30,6 +32,13 @@ for _, held in ipairs(holders) do
   else
     held.parked = '2'
     prolong(state, held, math.min(held.expires, now + delay))
+  end
+end
+for _, held in ipairs(holders) do
+  if token and held.first ~= token then
+    keep_until(state, held.expires)
+  else
+    take_from(held)
   end
 end
 conclude(state)
