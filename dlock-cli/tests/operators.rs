@@ -143,7 +143,7 @@ async fn only_the_holder_that_was_shown_is_broken() {
     let shown = asked.question();
     assert!(shown.contains(&format!("token {}", sick.token())), "{shown}");
     let seen = sick.token().to_string();
-    sick.release().await.expect("an answer");
+    let _ = sick.release().await.expect("an answer");
     let healthy = shop.mutex("order:7").lock().await.expect("the lock");
     let (code, printed_later) = asked.answer("y");
     assert_eq!(code, Some(75), "{printed_later}");

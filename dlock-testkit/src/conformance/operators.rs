@@ -120,22 +120,23 @@ pub(super) async fn one_of_several_readers_is_broken(suite: &Suite) {
     assert!(writer.try_lock().await.expect("an answer").is_none(), "a reader is there");
 }
 
-/// The lock and the semaphore of a key are broken separately.
+/// The lock and the semaphore of a key are broken apart.
 pub(super) async fn a_lock_and_its_namesake_are_broken_apart(suite: &Suite) {
     let long = suite.nearest(Duration::from_secs(60));
     let [holder, operator] = [(); 2].map(|()| suite.client_of(|builder| builder.ttl(long)));
-    let key = suite.key("namesake");
+    let key = suite.key("broken-lock");
     let permits = holder.semaphore(key.as_str(), 3).permits(2).lock().await.expect("permits");
     assert_eq!(operator.break_lock(key.as_str()).await.expect("an answer"), 0);
     let guard = holder.mutex(key.as_str()).lock().await.expect("the lock");
-    let token = guard.token().get();
-    assert!(operator.break_holder(key.as_str(), token).await.expect("an answer"));
+    assert_eq!(operator.break_lock(key.as_str()).await.expect("an answer"), 1);
     timeout(SOON, guard.lost()).await.expect("the loss is reported at once");
     assert!(timeout(SOON, permits.lost()).await.is_err(), "the permits are left alone");
     assert_eq!(permits.state(), State::Held);
 
-    let guard = timeout(LONG_WAIT, holder.mutex(key.as_str()).lock()).await.expect("in time");
-    let guard = guard.expect("the lock");
+    let key = suite.key("broken-permits");
+    let guard = holder.mutex(key.as_str()).lock().await.expect("the lock");
+    assert_eq!(operator.break_permits(key.as_str()).await.expect("an answer"), 0);
+    let permits = holder.semaphore(key.as_str(), 3).permits(2).lock().await.expect("permits");
     assert_eq!(operator.break_permits(key.as_str()).await.expect("an answer"), 1);
     timeout(SOON, permits.lost()).await.expect("the loss is reported at once");
     assert!(timeout(SOON, guard.lost()).await.is_err(), "the lock is left alone");
