@@ -56,6 +56,7 @@ pub(crate) struct HolderView {
     token: Option<u64>,
     held_for_ms: u128,
     expires_in_ms: u128,
+    pub(crate) is_over: bool,
     #[serde(skip)]
     pub(crate) columns: [String; 4],
 }
@@ -103,12 +104,13 @@ impl KeyView {
                 format!("{} {}", mode_name(it.mode), it.holder),
                 it.token.map_or("-".into(), |token| token.to_string()),
                 short(it.held_for),
-                short(it.expires_in),
+                format!("{}{}", if it.is_over { "kept, " } else { "" }, short(it.expires_in)),
             ],
             client: ClientView::new(&it.holder, it.mode),
             token: it.token,
             held_for_ms: it.held_for.as_millis(),
             expires_in_ms: it.expires_in.as_millis(),
+            is_over: it.is_over,
         };
         let waiter = |it: dlock::backend::WaiterState| WaiterView {
             columns: [format!("{} {}", mode_name(it.mode), it.holder), short(it.waiting_for)],

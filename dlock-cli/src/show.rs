@@ -28,11 +28,14 @@ impl Show {
         if view.holders.is_empty() {
             output::print("  free");
         }
-        for HolderView { columns: [who, token, held_for, expires_in], .. } in &view.holders {
-            output::print(format!("  {} by {who}", styled(GOOD, "held")));
-            output::print(format!(
-                "    token {token}, for {held_for}, expires in {expires_in} unless renewed"
-            ));
+        for HolderView { columns: [who, token, held_for, expires_in], is_over, .. } in &view.holders
+        {
+            let (held, until) = match is_over {
+                true => ("kept", format!("the holder is done; {expires_in}")),
+                false => ("held", format!("expires in {expires_in} unless renewed")),
+            };
+            output::print(format!("  {} by {who}", styled(GOOD, held)));
+            output::print(format!("    token {token}, for {held_for}, {until}"));
         }
         for (index, WaiterView { columns: [who, waiting_for], .. }) in
             view.waiters.iter().enumerate()

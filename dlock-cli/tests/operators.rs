@@ -172,6 +172,21 @@ async fn only_the_holder_that_was_shown_is_broken() {
     guard.lost().await;
 }
 
+/// A key that stays taken after its release does not look like that of a dead process.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_kept_is_shown_as_kept() {
+    let Some(server) = RedisServer::start() else { return };
+    let shop = client(&server).await;
+    let lock = shop.mutex("nightly").hold_at_least(Duration::from_secs(3_600));
+    let _ = lock.lock().await.expect("the lock").release().await.expect("an answer");
+    let listed = printed(&output(&mut on(&server.url()), &["ls"]));
+    assert!(listed.contains("kept, "), "{listed}");
+    let shown = printed(&output(&mut on(&server.url()), &["show", "nightly"]));
+    assert!(shown.contains("the holder is done") && !shown.contains("renewed"), "{shown}");
+    let seen = json(&output(&mut on(&server.url()), &["show", "nightly", "--json"]));
+    assert_eq!(seen[0]["holders"][0]["is_over"], true, "{seen:?}");
+}
+
 /// The lock and the semaphore of a key are broken apart.
 #[tokio::test(flavor = "multi_thread")]
 async fn permits_are_not_taken_with_the_lock() {

@@ -177,6 +177,7 @@ impl Suite {
         operators::only_the_holder_that_was_shown_is_broken if operators;
         operators::one_of_several_readers_is_broken if operators if shared;
         operators::a_lock_and_its_namesake_are_broken_apart if operators if permits;
+        operators::a_key_that_is_kept_is_shown_as_kept if operators if release_after;
         operators::health_is_told;
         operators::nothing_is_left if operators;
     }

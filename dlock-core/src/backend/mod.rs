@@ -407,6 +407,9 @@ pub struct HolderState {
     pub held_for: Duration,
     /// The time until the lease expires if it is not renewed.
     pub expires_in: Duration,
+    /// Whether the holder is done: it released the key (`hold_at_least`, `release_after`) or the
+    /// lock was broken, and the key only stays taken for [`expires_in`](Self::expires_in).
+    pub is_over: bool,
 }
 
 /// One waiter for a key.

@@ -143,6 +143,25 @@ pub(super) async fn a_lock_and_its_namesake_are_broken_apart(suite: &Suite) {
     assert_eq!(guard.state(), State::Held);
 }
 
+/// A holder that is done is told from one that may be dead.
+pub(super) async fn a_key_that_is_kept_is_shown_as_kept(suite: &Suite) {
+    let long = suite.nearest(Duration::from_secs(60));
+    let [client, operator] = [(); 2].map(|()| suite.client_of(|builder| builder.ttl(long)));
+    let key = suite.key("kept");
+    let holder = async || {
+        let state = operator.inspect(key.as_str()).await.expect("an inspection");
+        state.holders.into_iter().next().expect("a holder")
+    };
+    let guard = client.mutex(key.as_str()).lock().await.expect("the lock");
+    assert!(!holder().await.is_over);
+    assert!(guard.release_after(Duration::from_secs(5)).await.is_ok());
+    let kept = holder().await;
+    assert!(kept.is_over, "{kept:?}");
+    let token = kept.token.expect("a token");
+    assert!(operator.break_holder(key.as_str(), token).await.expect("an answer"));
+    eventually("free", async || is_free(&operator, &key).await).await;
+}
+
 pub(super) async fn health_is_told(suite: &Suite) {
     let (client, faults) = suite.faulty();
     assert!(client.health().await.is_ok());

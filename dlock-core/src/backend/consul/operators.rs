@@ -34,6 +34,7 @@ impl Shared {
                     token: super::locks::first_token(entry.modify_index),
                     held_for,
                     expires_in,
+                    is_over: false,
                 });
             }
         }
@@ -57,7 +58,8 @@ impl Shared {
             let expires_in = self.expires_in(session).await?;
             if let Some(holder) = self.holder_of(value, session).await {
                 let mode = Mode::Permits { count, of };
-                holders.push(HolderState { holder, mode, token: None, held_for, expires_in });
+                let (token, is_over) = (None, false);
+                holders.push(HolderState { holder, mode, token, held_for, expires_in, is_over });
             }
         }
         Ok(holders)

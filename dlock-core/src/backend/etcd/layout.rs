@@ -104,6 +104,13 @@ impl Root {
     }
 }
 
+/// Whether an entry has another lease than that of the session that made it: it is kept after
+/// its release.
+pub(super) fn is_kept(entry: &str, lease: i64) -> bool {
+    let last = entry.rsplit('/').next().unwrap_or_default();
+    last.split_once('-').is_some_and(|(session, _)| session != format!("{lease:x}"))
+}
+
 fn is_hex(byte: u8) -> bool {
     byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
 }

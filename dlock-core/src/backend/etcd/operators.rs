@@ -11,7 +11,7 @@ use etcd_client::{
 use super::Inner;
 use super::connection::Connection;
 use super::errors::CallError;
-use super::layout::{Place, grant, holders};
+use super::layout::{Place, grant, holders, is_kept};
 use super::record::{Broken, Record, holder_of};
 use super::step::{delete, sorted};
 use crate::backend::{
@@ -107,6 +107,7 @@ impl Inner {
                 mode: place.mode,
                 held_for: age(&entry),
                 expires_in: left.get(&entry.lease()).copied().unwrap_or_default(),
+                is_over: is_kept(&place.entry, entry.lease()),
             });
         }
         for (place, entry) in waiting {

@@ -210,7 +210,7 @@ pub(super) fn holder_states(now: u64, records: &[String]) -> Vec<HolderState> {
 
 fn holder_state(now: u64, record: &str) -> Option<HolderState> {
     let fields: Vec<&str> = record.splitn(10, '\t').collect();
-    let [expires, _, letter, count, of, first, _, since, _, json] = fields[..] else {
+    let [expires, parked, letter, count, of, first, _, since, _, json] = fields[..] else {
         return None;
     };
     let mode = mode_of(letter, count, of)?;
@@ -220,6 +220,7 @@ fn holder_state(now: u64, record: &str) -> Option<HolderState> {
         token: if mode.is_permits() { None } else { Some(first.parse().ok()?) },
         held_for: Duration::from_micros(now.saturating_sub(since.parse().ok()?)),
         expires_in: Duration::from_micros(expires.parse::<u64>().ok()?.saturating_sub(now)),
+        is_over: parked != "0",
     })
 }
 

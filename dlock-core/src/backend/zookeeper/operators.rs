@@ -72,7 +72,14 @@ impl ZooKeeper {
             if at < held {
                 let token = token_of(&stat);
                 let held_for = age(&stat);
-                state.holders.push(HolderState { holder, mode, token, held_for, expires_in });
+                state.holders.push(HolderState {
+                    holder,
+                    mode,
+                    token,
+                    held_for,
+                    expires_in,
+                    is_over: node_data::broken(&data).is_some(),
+                });
             } else {
                 state.waiters.push(WaiterState { holder, mode, waiting_for: age(&stat) });
             }
@@ -86,6 +93,7 @@ impl ZooKeeper {
                 token: None,
                 held_for: age(stat),
                 expires_in,
+                is_over: node_data::broken(data).is_some(),
             });
         }
         let holding: Vec<&str> = nodes.permits.iter().map(|(place, ..)| place.claim()).collect();

@@ -66,6 +66,7 @@ impl LockTable {
                     token: (!held.mode.is_permits()).then_some(held.grant.first),
                     held_for: now.since(held.since),
                     expires_in: held.expires.since(now),
+                    is_over: held.parked.is_some(),
                 },
             ));
             state.waiters.extend(lock.waiters.iter().filter(|waiter| waiter.is_alive(now)).map(

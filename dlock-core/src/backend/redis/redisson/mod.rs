@@ -231,6 +231,7 @@ fn holder_state(field: &str, record: &str, now: u64, expires_in: Duration) -> Ho
             token: first.parse().ok(),
             held_for: Duration::from_micros(now.saturating_sub(since)),
             expires_in,
+            is_over: false,
         };
     }
     let (name, host) = (field.to_owned(), "Redisson".to_owned());
@@ -240,6 +241,7 @@ fn holder_state(field: &str, record: &str, now: u64, expires_in: Duration) -> Ho
         token: None,
         held_for: Duration::ZERO,
         expires_in,
+        is_over: false,
     }
 }
 

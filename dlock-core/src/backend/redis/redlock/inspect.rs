@@ -199,6 +199,7 @@ fn lease(fields: &[Value]) -> Option<Seen> {
         token: Some(number(token)?),
         held_for: Duration::from_micros(number(since)?),
         expires_in: Duration::from_micros(number(ends)?),
+        is_over: false,
     };
     Some(Seen { attempt_id: codec::attempt_id_of(codec::text(attempt_id)?)?, state })
 }
