@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use axum_core::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header::RETRY_AFTER};
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, StatusCode};
 use parking_lot::Mutex;
 
 use crate::error::{BodyStatus, Error, ErrorKind, Operation};
@@ -18,37 +19,47 @@ use crate::observe::outage::{Line, Outage};
 /// | no key could be made from the values, which are too long for example | 400 |
 /// | `Lost` while the body ran, and errors in the program or its configuration | 500 |
 ///
-/// The body shows neither the key nor the holder. What it hides is logged under the target
+/// The body is JSON with a `code` that stays the same in later versions (`busy`, `unavailable`,
+/// `invalid`, `interrupted`, `internal`) and a `message` for people. It shows neither the key nor
+/// the holder. What it hides is logged under the target
 /// `dlock::http`, with the key's label: a 503 at WARN, a 500 at ERROR (no client, no
 /// rights, a lock that was lost). Of many errors of a kind the first is logged, and then one a
 /// minute with their number; each is there at DEBUG.
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let key_is_invalid = self.operation() == Operation::Acquire && self.key().is_none();
-        let (status, body) = match self.kind() {
-            ErrorKind::TimedOut => (StatusCode::CONFLICT, "busy, try again later"),
-            ErrorKind::Lost if self.body_status() == BodyStatus::NotRun => {
-                (StatusCode::SERVICE_UNAVAILABLE, "unavailable, try again later")
-            }
+        let unavailable =
+            (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "unavailable, try again later");
+        let (status, code, message) = match self.kind() {
+            ErrorKind::TimedOut => (StatusCode::CONFLICT, "busy", "busy, try again later"),
+            ErrorKind::Lost if self.body_status() == BodyStatus::NotRun => unavailable,
             ErrorKind::Unavailable
             | ErrorKind::Unknown
             | ErrorKind::Overloaded
-            | ErrorKind::ShuttingDown => {
-                (StatusCode::SERVICE_UNAVAILABLE, "unavailable, try again later")
+            | ErrorKind::ShuttingDown => unavailable,
+            ErrorKind::Invalid if key_is_invalid => {
+                (StatusCode::BAD_REQUEST, "invalid", "invalid value")
             }
-            ErrorKind::Invalid if key_is_invalid => (StatusCode::BAD_REQUEST, "invalid value"),
-            ErrorKind::Lost => {
-                (StatusCode::INTERNAL_SERVER_ERROR, "interrupted, the outcome is unknown")
-            }
-            _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal error"),
+            ErrorKind::Lost => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "interrupted",
+                "interrupted, the outcome is unknown",
+            ),
+            _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal error"),
         };
         log(&self, status, &mut OUTAGES.lock());
-        let mut response = (status, body).into_response();
+        let mut response = refusal(status, code, message);
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }
+}
+
+/// A response whose body has a stable code for programs, and a message for people.
+pub fn refusal(status: StatusCode, code: &'static str, message: &'static str) -> Response {
+    let body = format!(r#"{{"code":"{code}","message":"{message}"}}"#);
+    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// The kinds of errors that handlers of this process answer with just now.

@@ -12,6 +12,8 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
+#[cfg(feature = "axum")]
+pub use crate::axum::refusal;
 use crate::backend::memory::Memory;
 pub use crate::batch_queue::{BatchLimits, BatchQueue, Full, Priority, Slot};
 use crate::client::Handle;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use axum_core::response::{IntoResponse, Response};
+use dlock::extension::refusal;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
@@ -25,7 +26,8 @@ use crate::inventory::{Confirmation, Deduction, Refund, Reservation};
 /// | `Unknown`: send the same request again | 503 with `Retry-After: 1` |
 /// | `Store` | as the error of a lock: 503, or 500 for what a retry does not fix |
 ///
-/// The body shows neither names nor ids. What it hides is logged under the target
+/// The body is JSON with a `code` that stays the same in later versions, and a `message` for
+/// people: `{"code":"sold_out","message":"sold out"}`. It shows neither names nor ids. What it hides is logged under the target
 /// `dlock::http`. `Lost`, `OutOfReach` and `Unknown` are debug events there: the inventory logs
 /// them under `dlock::inventory`, when they begin and once a minute, not for each request.
 impl IntoResponse for Error {
@@ -34,35 +36,40 @@ impl IntoResponse for Error {
         match self {
             Error::Invalid(_) => {
                 tracing::debug!(target: "dlock::http", %error, status = 400, "refused");
-                text(StatusCode::BAD_REQUEST, "invalid value")
+                refusal(StatusCode::BAD_REQUEST, "invalid", "invalid value")
             }
             Error::NotFound(_) => {
                 tracing::warn!(target: "dlock::http", %error, status = 404, "not found");
-                text(StatusCode::NOT_FOUND, "not found")
+                refusal(StatusCode::NOT_FOUND, "not_found", "not found")
             }
             Error::Conflict(_) => {
                 tracing::debug!(target: "dlock::http", %error, status = 409, "refused");
-                text(StatusCode::CONFLICT, "conflict with an earlier request")
+                refusal(StatusCode::CONFLICT, "conflict", "conflict with an earlier request")
             }
             Error::NotHeld(_) => {
                 tracing::warn!(target: "dlock::http", %error, status = 410, "not held");
-                text(StatusCode::GONE, "the reservation is over")
+                refusal(StatusCode::GONE, "not_held", "the reservation is over")
             }
             Error::Lost(_) => {
                 tracing::debug!(target: "dlock::http", %error, status = 503, "lost");
-                text(StatusCode::SERVICE_UNAVAILABLE, "unavailable")
+                refusal(StatusCode::SERVICE_UNAVAILABLE, "lost", "unavailable")
             }
             Error::Throttled { retry_after } => {
-                later(StatusCode::TOO_MANY_REQUESTS, "too many requests", retry_after)
+                later(StatusCode::TOO_MANY_REQUESTS, "throttled", "too many requests", retry_after)
             }
             Error::Unknown(_) => {
                 tracing::debug!(target: "dlock::http", %error, status = 503, "unknown");
                 let body = "the outcome is unknown, send the same request again";
-                later(StatusCode::SERVICE_UNAVAILABLE, body, Duration::ZERO)
+                later(StatusCode::SERVICE_UNAVAILABLE, "unknown", body, Duration::ZERO)
             }
             Error::OutOfReach { .. } => {
                 tracing::debug!(target: "dlock::http", %error, status = 503, "out of reach");
-                later(StatusCode::SERVICE_UNAVAILABLE, "unavailable", Duration::ZERO)
+                later(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "out_of_reach",
+                    "unavailable",
+                    Duration::ZERO,
+                )
             }
             Error::Store(error) => error.into_response(),
         }
@@ -92,22 +99,22 @@ macro_rules! respond {
             fn into_response(self) -> Response {
                 match self {
                     $($done)*
-                    $outcome::SoldOut { .. } => text(StatusCode::GONE, "sold out"),
-                    $outcome::Ended => text(StatusCode::GONE, "ended"),
+                    $outcome::SoldOut { .. } => refusal(StatusCode::GONE, "sold_out", "sold out"),
+                    $outcome::Ended => refusal(StatusCode::GONE, "ended", "ended"),
                     $outcome::NotEnough { .. } => {
-                        text(StatusCode::CONFLICT, "fewer are left than were asked for")
+                        refusal(StatusCode::CONFLICT, "not_enough", "fewer are left than were asked for")
                     }
-                    $outcome::Refunded(_) => text(StatusCode::CONFLICT, "refunded since"),
-                    $outcome::Refused => text(StatusCode::CONFLICT, "refused"),
-                    $outcome::TooOld => text(StatusCode::CONFLICT, "placed too long ago"),
+                    $outcome::Refunded(_) => refusal(StatusCode::CONFLICT, "refunded", "refunded since"),
+                    $outcome::Refused => refusal(StatusCode::CONFLICT, "refused", "refused"),
+                    $outcome::TooOld => refusal(StatusCode::CONFLICT, "too_old", "placed too long ago"),
                     $outcome::LimitReached => {
-                        text(StatusCode::TOO_MANY_REQUESTS, "limit per buyer reached")
+                        refusal(StatusCode::TOO_MANY_REQUESTS, "limit_reached", "limit per buyer reached")
                     }
                     $outcome::NotStarted { opens_in } => {
-                        later(StatusCode::CONFLICT, "not started", opens_in)
+                        later(StatusCode::CONFLICT, "not_started", "not started", opens_in)
                     }
                     $outcome::Paused => {
-                        later(StatusCode::SERVICE_UNAVAILABLE, "paused", Duration::ZERO)
+                        later(StatusCode::SERVICE_UNAVAILABLE, "paused", "paused", Duration::ZERO)
                     }
                 }
             }
@@ -121,8 +128,8 @@ respond!(Deduction {
 respond!(Reservation {
     Reservation::Held(hold) => json(StatusCode::CREATED, &hold),
     Reservation::Confirmed(receipt) => json(StatusCode::OK, &receipt),
-    Reservation::Expired(_) => text(StatusCode::GONE, "the reservation expired"),
-    Reservation::Cancelled(_) => text(StatusCode::GONE, "the reservation was cancelled"),
+    Reservation::Expired(_) => refusal(StatusCode::GONE, "expired", "the reservation expired"),
+    Reservation::Cancelled(_) => refusal(StatusCode::GONE, "cancelled", "the reservation was cancelled"),
 });
 
 /// Converts the answer to a response: 200 with the receipt as JSON if all units are sold, 409
@@ -131,7 +138,9 @@ impl IntoResponse for Confirmation {
     fn into_response(self) -> Response {
         match self {
             Confirmation::Confirmed(receipt) => json(StatusCode::OK, &receipt),
-            Confirmation::Refunded(_) => text(StatusCode::CONFLICT, "refunded since"),
+            Confirmation::Refunded(_) => {
+                refusal(StatusCode::CONFLICT, "refunded", "refunded since")
+            }
         }
     }
 }
@@ -142,19 +151,22 @@ impl IntoResponse for Refund {
     fn into_response(self) -> Response {
         match self {
             Refund::Refunded(receipt) => json(StatusCode::OK, &receipt),
-            Refund::TooMuch { .. } => text(StatusCode::CONFLICT, "fewer are left to refund"),
-            Refund::Refused => text(StatusCode::CONFLICT, "refused"),
+            Refund::TooMuch { .. } => {
+                refusal(StatusCode::CONFLICT, "too_much", "fewer are left to refund")
+            }
+            Refund::Refused => refusal(StatusCode::CONFLICT, "refused", "refused"),
         }
     }
 }
 
-fn text(status: StatusCode, body: &'static str) -> Response {
-    (status, body).into_response()
-}
-
 /// A response that says when to try again: in whole seconds, at least one.
-fn later(status: StatusCode, body: &'static str, after: Duration) -> Response {
-    let mut response = text(status, body);
+fn later(
+    status: StatusCode,
+    code: &'static str,
+    message: &'static str,
+    after: Duration,
+) -> Response {
+    let mut response = refusal(status, code, message);
     let seconds = after.as_millis().div_ceil(1_000).max(1);
     if let Ok(seconds) = HeaderValue::try_from(seconds.to_string()) {
         response.headers_mut().insert(RETRY_AFTER, seconds);
@@ -167,7 +179,7 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response {
         Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
         Err(error) => {
             tracing::error!(target: "dlock::http", %error, "the answer is not JSON");
-            text(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
+            refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "internal error")
         }
     }
 }
@@ -197,6 +209,22 @@ mod tests {
             "receipt": receipt(), "expires_at": 2, "state": "open",
         }))
         .expect("a reservation")
+    }
+
+    #[tokio::test]
+    async fn a_refusal_has_a_code() {
+        use futures_util::TryStreamExt as _;
+
+        for (response, code) in [
+            (Deduction::LimitReached.into_response(), "limit_reached"),
+            (Error::Conflict("order-7".into()).into_response(), "conflict"),
+        ] {
+            assert_eq!(response.headers()[CONTENT_TYPE], "application/json");
+            let body: Vec<_> = response.into_body().into_data_stream().try_collect().await.unwrap();
+            let body: serde_json::Value = serde_json::from_slice(&body.concat()).unwrap();
+            assert_eq!(body["code"], code);
+            assert!(body["message"].is_string() && !body.to_string().contains("order-7"), "{body}");
+        }
     }
 
     #[test]
