@@ -184,7 +184,7 @@ async fn row_13_waiters_without_a_server_cost_little() {
     waiters_without_a_server(200, Duration::from_secs(4)).await;
 }
 
-/// The full form: `cargo test -p dlock-core --all-features --test redis_faults_server -- --ignored`
+/// The full form, in an optimised build: `cargo test --release -p dlock-core --test redis_faults_server -- --ignored`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes more than a minute"]
 async fn row_13_a_thousand_waiters_for_a_minute() {
