@@ -168,10 +168,10 @@ impl<G: LockGuard> Lock<G> {
     /// # let runtime = tokio::runtime::Runtime::new().unwrap();
     /// # let dlock = runtime.block_on(dlock::Dlock::connect("memory://")).unwrap();
     /// std::thread::scope(|threads| {
-    ///     threads.spawn(|| {
+    ///     threads.spawn(|| -> dlock::Result<()> {
     ///         let guard = dlock.mutex("order:7").lock_blocking()?;
     ///         println!("write with token {}", guard.token());
-    ///         dlock::Result::Ok(())
+    ///         Ok(())
     ///     });
     /// });
     /// ```
