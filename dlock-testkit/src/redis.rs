@@ -84,7 +84,15 @@ impl RedisServer {
             environment: Vec::new(),
             config_file,
         };
-        assert!(server.launch(), "{program} does not start");
+        // Somebody else may have taken the port meanwhile.
+        let launched = (0..3).any(|_| {
+            let launched = server.launch();
+            if !launched {
+                server.port = free_port();
+            }
+            launched
+        });
+        assert!(launched, "{program} does not start");
         server
     }
 
@@ -115,7 +123,9 @@ impl RedisServer {
             if gone {
                 return false;
             }
-            if TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_ok() {
+            // Its own socket shows that it is this server that listens on the port.
+            let is_this = self.socket().exists();
+            if is_this && TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_ok() {
                 return true;
             }
             std::thread::sleep(Duration::from_millis(10));
