@@ -29,10 +29,10 @@ pub fn found(server: &str, is_there: bool) -> bool {
 fn missing(server: &str, is_there: bool, required: bool) -> bool {
     assert!(
         is_there || !required,
-        "{server} is missing and DLOCK_REQUIRE_SERVERS is set; scripts/test installs it"
+        "{server} is missing and DLOCK_REQUIRE_SERVERS is set; scripts/test all installs it"
     );
     if !is_there {
-        skipped(&format!("{server} is missing; scripts/test installs it"));
+        skipped(&format!("{server} is missing; scripts/test all installs it"));
     }
     is_there
 }
